@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From gathered columns to the batch that the caller gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relive.columns import SEPARATOR, Tree, unflatten
+from relive.dtypes import has_numpy_type
+from relive.errors import ColumnMismatchError, InvalidArgumentError, UnsupportedValueError
+from relive.snapshot import TEXT
+from relive.spec import Schema
+from relive.tensors import Framework, wrap_out
+from relive.texts import strings_of
+
+__all__ = ["SampleInfo", "TextForm", "build_batch", "choose_columns"]
+
+TextForm = Literal["strings", "codes"]
+"""How text columns stand in a batch."""
+
+
+@dataclass(frozen=True)
+class SampleInfo:
+    """Where the rows of a batch come from; NumPy arrays `[N]` in batch order."""
+
+    row_ids: NDArray[np.int64]
+    """Row ids, for `gather`."""
+    trajectory_ids: NDArray[np.int64]
+    """The trajectory of each row."""
+    steps: NDArray[np.int64]
+    """Its chunk step t."""
+    envs: NDArray[np.int64]
+    """Its env b."""
+    weights: NDArray[np.float32]
+    """Importance weights; ones when draws are uniform."""
+    probabilities: NDArray[np.float64]
+    """With what probability each was drawn."""
+    texts: Mapping[str, Sequence[str]]
+    """Of each text column the strings that codes stand for in this batch."""
+
+
+def choose_columns(schema: Schema, wanted: Sequence[str] | None, framework: Framework) -> list[str]:
+    """Return the full names of the columns wanted, in the order of the schema.
+
+    Args:
+        schema: What there is.
+        wanted: Full names, or names of whole dicts such as "curr_obs"; None for all.
+        framework: What batches are made of.
+
+    Raises:
+        InvalidArgumentError: `wanted` is text, or empty.
+        ColumnMismatchError: There is no such column.
+        UnsupportedValueError: NumPy has no type for a column.
+    """
+    names = list(schema.columns)
+    if wanted is not None:
+        if isinstance(wanted, str) or not wanted:
+            raise InvalidArgumentError(
+                f"columns is {wanted!r}, but must be a list of at least one column name, or None"
+            )
+        for name in wanted:
+            if not any(_is_in(column, name) for column in names):
+                raise ColumnMismatchError(
+                    f"column {name!r} is not in this buffer, which has {', '.join(names)}",
+                    column=str(name),
+                )
+        names = [column for column in names if any(_is_in(column, name) for name in wanted)]
+    if framework == "numpy":
+        for name in names:
+            dtype = schema.columns[name].dtype
+            if dtype != TEXT and not has_numpy_type(dtype):
+                raise UnsupportedValueError(
+                    f"column {name!r} is {dtype}, but NumPy has no such type; use "
+                    'framework="torch" or leave the column out with columns=',
+                    column=name,
+                )
+    return names
+
+
+def _is_in(column: str, name: str) -> bool:
+    return column == name or column.startswith(f"{name}{SEPARATOR}")
+
+
+def build_batch(
+    columns: Mapping[str, NDArray[Any]],
+    tables: Mapping[str, Sequence[str]],
+    schema: Schema,
+    framework: Framework,
+    text: TextForm,
+) -> Tree:
+    """Return the nested dict of a batch; its arrays become the caller's.
+
+    Args:
+        columns: Flat names to arrays `[N, ...]` in storage types.
+        tables: Of each text column its table.
+        schema: Says the element types.
+        framework: What to make of the arrays.
+        text: What to make of text columns: lists of strings, or int64 codes.
+    """
+    flat: dict[str, Any] = {}
+    for name, values in columns.items():
+        if name not in tables:
+            flat[name] = wrap_out(values, schema.columns[name].dtype, framework, name)
+        elif text == "strings":
+            flat[name] = strings_of(values, tables[name])
+        else:
+            flat[name] = wrap_out(values.astype(np.int64), "int64", framework, name)
+    return unflatten(flat)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing checkpoints: a folder of trajectories, their index, and metadata written last.
+
+A checkpoint is written into a folder beside its place and then exchanged with what stood
+there, so the place always holds the old one whole or the new one whole.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from relive import files
+from relive.errors import (
+    InvalidArgumentError,
+    MissingFileError,
+    StorageWriteError,
+    StoreExistsError,
+)
+from relive.index_file import (
+    INDEX_NAME,
+    METADATA_NAME,
+    VERSION,
+    IndexContents,
+    write_index,
+    write_metadata,
+)
+from relive.record import Record
+
+__all__ = ["check_apart", "metadata_of", "save_checkpoint", "settle"]
+
+
+def metadata_of(
+    contents: IndexContents, *, format_name: str, seed: int, kind: str, **ours: Any
+) -> dict[str, Any]:
+    """Return the contents of `metadata.json`: RLinf's five fields, and ours.
+
+    Args:
+        contents: The index that it goes with.
+        format_name: The format of new trajectories.
+        seed: The buffer's seed.
+        kind: "store" or "checkpoint".
+        ours: Further fields of ours.
+    """
+    return {
+        "trajectory_format": format_name,
+        "size": len(contents.records),
+        "total_samples": sum(record.num_rows for record in contents.records.values()),
+        "trajectory_counter": contents.numbering.next_trajectory_id,
+        "seed": seed,
+        "relive": {"version": VERSION, "kind": kind, "generation": contents.generation, **ours},
+    }
+
+
+def save_checkpoint(
+    path: Path,
+    contents: IndexContents,
+    write_files: Callable[[Path], Sequence[Record]],
+    metadata: Callable[[IndexContents], dict[str, Any]],
+) -> None:
+    """Write a checkpoint, replacing an older one at the same place.
+
+    Args:
+        path: Where it is to be.
+        contents: Index without records.
+        write_files: Writes all trajectories into a folder, fsynced, and returns their records.
+        metadata: Gives `metadata.json` for the completed index.
+
+    Raises:
+        StoreExistsError: The place holds something that is not a checkpoint.
+        StorageWriteError: The disk refused; an older checkpoint is as it was.
+    """
+    _check_place(path)
+    try:
+        settle(path)
+        with files.building_folder(path) as folder:
+            contents.records = {r.trajectory_id: r for r in write_files(folder)}
+            digest = write_index(
+                folder / INDEX_NAME, contents, sync=True, between_slices=lambda: None
+            )
+            whole = metadata(contents)
+            whole["relive"]["index_xxh3"] = digest
+            whole["relive"]["saved_at"] = time.time()
+            write_metadata(folder / METADATA_NAME, whole, sync=True)
+            _put_in_place(folder, path)
+    except (StorageWriteError, MissingFileError):
+        raise
+    except OSError as error:
+        raise StorageWriteError(
+            f"the checkpoint {str(path)!r} could not be written: {error}; what stood there before "
+            "is as it was",
+            path=str(path),
+            errno=error.errno,
+        ) from error
+
+
+def _check_place(path: Path) -> None:
+    """Refuse a place whose contents are not ours to replace."""
+    if not files.exists(path):
+        return
+    if not path.is_dir():
+        raise StoreExistsError(
+            f"{str(path)!r} is a file, but a checkpoint is a folder; choose another path",
+            path=str(path),
+        )
+    names = files.list_names(path)
+    ours = re.compile(r"trajectory_\d+_.*\.[a-z]+|trajectory_index\.json|metadata\.json")
+    others = [name for name in names if not ours.fullmatch(name)]
+    if others or (names and METADATA_NAME not in names):
+        raise StoreExistsError(
+            f"{str(path)!r} holds {', '.join((others or names)[:3])}, so it is not a checkpoint "
+            "that could be replaced; choose a folder of its own",
+            path=str(path),
+        )
+
+
+def _place_names(path: Path) -> tuple[Path, Path]:
+    return path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
+
+
+def _put_in_place(folder: Path, path: Path) -> None:
+    if not files.exists(path):
+        files.rename(folder, path)
+    elif files.exchange(folder, path):
+        files.sync_folder(path.parent)
+        files.remove_folder(folder)
+    else:
+        new, old = _place_names(path)
+        files.rename(folder, new)
+        files.rename(path, old)
+        files.rename(new, path)
+        files.sync_folder(path.parent)
+        files.remove_folder(old)
+    files.sync_folder(path.parent)
+
+
+def settle(path: Path) -> None:
+    """Complete an exchange of two renames that was cut off in between."""
+    new, old = _place_names(path)
+    if not files.exists(path):
+        if files.exists(new / METADATA_NAME):
+            files.rename(new, path)
+        elif files.exists(old / METADATA_NAME):
+            files.rename(old, path)
+    for leftover in (new, old):
+        if files.exists(path) and files.exists(leftover):
+            files.remove_folder(leftover)
+
+
+def check_apart(path: Path, store: Path | None) -> None:
+    """Refuse a checkpoint that would lie in the store's folder, or the other way round.
+
+    Raises:
+        InvalidArgumentError: It would.
+    """
+    if store is None:
+        return
+    place, own = path.resolve(), store.resolve()
+    if place == own or own in place.parents or place in own.parents:
+        raise InvalidArgumentError(
+            f"save_path {str(path)!r} and auto_save_path {str(store)!r} lie in one another, but a "
+            "checkpoint needs a folder of its own; choose another path"
+        )

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading what a checkpoint holds: ours or RLinf's, one folder or a parent of `rank_*` folders.
+
+Only indexes are read here, and the trajectory files they list are seen to be there. A store's
+own folder can be read too, also one whose writer was killed.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from relive import files
+from relive.checkpoint import settle
+from relive.errors import ColumnMismatchError, CorruptFileError, MissingFileError
+from relive.format_set import FormatSet
+from relive.index import Numbering
+from relive.index_file import INDEX_NAME, METADATA_NAME, read_index, read_metadata
+from relive.journal import JOURNAL_NAME, replay
+from relive.record import Record
+from relive.spec import Schema
+
+__all__ = ["Checkpoint", "Entry", "read_checkpoint"]
+
+_RANK_FOLDER = re.compile(r"rank_(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One trajectory of a checkpoint."""
+
+    folder: Path
+    """The folder with its file."""
+    format: str
+    """Name of the format of its file."""
+    record: Record | None
+    """Its record; None when RLinf wrote it."""
+    foreign: Mapping[str, Any]
+    """RLinf's index entry; empty when the record is there."""
+    trajectory_id: int
+    """Its id after loading: that of the checkpoint, unless two folders use it."""
+    first_row_id: int
+    """Row id of its row 0 after loading, likewise."""
+    num_rows: int
+    """T * B, as the index says."""
+
+    def path(self, formats: FormatSet) -> Path:
+        """Return its file."""
+        if self.record is not None:
+            return formats.of(self.record).path(self.folder, self.record)
+        suffix = formats.named(self.format).suffix
+        name = (
+            f"trajectory_{self.foreign['trajectory_id']}_{self.foreign['model_weights_id']}{suffix}"
+        )
+        return self.folder / name
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What one checkpoint says, from one folder or several."""
+
+    entries: Sequence[Entry]
+    """Oldest first."""
+    numbering: Numbering
+    """Ids that are free after it."""
+    schema: Schema | None
+    """What each trajectory has; None when RLinf wrote it."""
+    state: Mapping[str, Any] | None
+    """The buffer's state, when there is one folder and we wrote it."""
+
+
+def read_checkpoint(path: Path, formats: FormatSet) -> Checkpoint:
+    """Read what a checkpoint, a store's folder, or a parent of `rank_*` folders holds.
+
+    Every file that it lists is checked to be there.
+
+    Raises:
+        MissingFileError: The folder, an index or a trajectory file is not there.
+        CorruptFileError: An index is cut, damaged or another program's, or the folders of
+            several ranks contradict each other.
+        FormatVersionError: A later release wrote it.
+    """
+    settle(path)
+    if not path.is_dir():
+        raise MissingFileError(
+            f"{str(path)!r} is not a folder, but a checkpoint is one; check the path",
+            path=str(path),
+        )
+    ranks = sorted(
+        (int(match[1]), folder)
+        for folder in path.iterdir()
+        if (match := _RANK_FOLDER.fullmatch(folder.name)) and folder.is_dir()
+    )
+    if files.exists(path / METADATA_NAME) or not ranks:
+        return _read_folder(path, formats)
+    return _merge([_read_folder(folder, formats) for _, folder in ranks], path)
+
+
+def _read_folder(folder: Path, formats: FormatSet) -> Checkpoint:
+    if files.exists(folder / JOURNAL_NAME):
+        return _read_store(folder, formats)
+    metadata = read_metadata(folder / METADATA_NAME)
+    contents, foreign, digest = read_index(folder / INDEX_NAME)
+    ours = metadata.get("relive")
+    if contents is None or ours is None:
+        return _read_foreign(folder, metadata, foreign, formats)
+    if ours.get("index_xxh3", digest) != digest:
+        raise CorruptFileError(
+            f"{str(folder / INDEX_NAME)!r} is not the index that {METADATA_NAME} was written for; "
+            "restore the folder from a copy",
+            path=str(folder / INDEX_NAME),
+        )
+    entries = _entries_of(folder, contents.records.values(), formats)
+    return Checkpoint(entries, contents.numbering, contents.schema, ours.get("state"))
+
+
+def _read_store(folder: Path, formats: FormatSet) -> Checkpoint:
+    """Read a store's folder by its journal, whose metadata may be old or missing."""
+    found = replay(folder)
+    entries = _entries_of(folder, found.contents.records.values(), formats)
+    state = None
+    if found.is_closed:
+        state = read_metadata(folder / METADATA_NAME).get("relive", {}).get("state")
+    return Checkpoint(entries, found.contents.numbering, found.contents.schema, state)
+
+
+def _entries_of(folder: Path, records: Iterable[Record], formats: FormatSet) -> list[Entry]:
+    entries = [
+        Entry(folder, r.format, r, {}, r.trajectory_id, r.first_row_id, r.num_rows) for r in records
+    ]
+    for entry in entries:
+        _check_there(entry, formats)
+    return entries
+
+
+def _read_foreign(
+    folder: Path,
+    metadata: Mapping[str, Any],
+    foreign: Sequence[Mapping[str, Any]],
+    formats: FormatSet,
+) -> Checkpoint:
+    """Read RLinf's index, which may list old trajectories that it never saved."""
+    format_name = metadata["trajectory_format"]
+    entries: list[Entry] = []
+    next_row_id = 0
+    for one in foreign:
+        _check_foreign(folder / INDEX_NAME, one)
+        num_rows = one["num_samples"]
+        entry = Entry(folder, format_name, None, one, one["trajectory_id"], next_row_id, num_rows)
+        entries.append(entry)
+        next_row_id += num_rows
+    saved = [i for i, entry in enumerate(entries) if files.exists(entry.path(formats))]
+    first = saved[0] if saved else 0
+    for entry in entries[first:]:
+        _check_there(entry, formats)
+    if first:
+        warnings.warn(
+            f"{str(folder)!r} lists {first} older trajectories that RLinf did not save there; the "
+            f"{len(entries) - first} newer ones are loaded",
+            stacklevel=2,
+        )
+    last_id = max((entry.trajectory_id for entry in entries), default=-1)
+    next_id = max(int(metadata["trajectory_counter"]), last_id + 1)
+    numbering = Numbering(next_id, next_row_id=next_row_id)
+    return Checkpoint(entries[first:], numbering, None, None)
+
+
+def _check_foreign(path: Path, entry: Any) -> None:
+    """Refuse an index entry that is not RLinf's, or that would lead out of the folder."""
+    numbers = [entry.get(name) for name in ("trajectory_id", "num_samples")]
+    weights_id = entry.get("model_weights_id")
+    if not isinstance(weights_id, str) or not all(
+        isinstance(number, int) and 0 <= number < 1 << 62 for number in numbers
+    ):
+        raise CorruptFileError(
+            f"{str(path)!r} has the entry {entry!r:.200}, but an entry has trajectory_id, "
+            "num_samples and model_weights_id",
+            path=str(path),
+        )
+    if "/" in weights_id or "\0" in weights_id:
+        raise CorruptFileError(
+            f"{str(path)!r} names {weights_id!r}, which leads out of the folder", path=str(path)
+        )
+
+
+def _check_there(entry: Entry, formats: FormatSet) -> None:
+    path = entry.path(formats)
+    if not files.exists(path):
+        raise MissingFileError(
+            f"{str(path)!r} of trajectory {entry.trajectory_id} is not there, but the index lists "
+            "it; restore it from a copy",
+            path=str(path),
+        )
+
+
+def _merge(parts: Sequence[Checkpoint], path: Path) -> Checkpoint:
+    """Join the folders of several ranks into one list in order of arrival."""
+    schemas = [part.schema for part in parts if part.schema is not None]
+    if any(schema.columns != schemas[0].columns for schema in schemas):
+        raise ColumnMismatchError(
+            f"the rank folders in {str(path)!r} hold different columns: "
+            f"{' / '.join(', '.join(schema.columns) for schema in schemas)}"
+        )
+    entries = [entry for part in parts for entry in part.entries]
+    uuids = [entry.record.uuid for entry in entries if entry.record is not None]
+    if len(set(uuids)) != len(uuids):
+        raise CorruptFileError(
+            f"the rank folders in {str(path)!r} hold one trajectory twice; do they come from the "
+            "same run?",
+            path=str(path),
+        )
+    numbering = Numbering(
+        max(part.numbering.next_trajectory_id for part in parts),
+        1,
+        max(part.numbering.next_row_id for part in parts),
+    )
+    entries.sort(key=lambda entry: entry.trajectory_id)
+    entries, numbering = _renumber(entries, numbering)
+    return Checkpoint(entries, numbering, schemas[0] if schemas else None, None)
+
+
+def _renumber(entries: Sequence[Entry], numbering: Numbering) -> tuple[list[Entry], Numbering]:
+    """Give new ids to trajectories whose ids or row ids another folder uses too.
+
+    Ranks that each began a buffer of their own all count from 0. The outcome depends on the
+    folders alone, so all ranks that load them agree.
+    """
+    ids: set[int] = set()
+    rows: list[tuple[int, int]] = []  # first and one past the last of each taken range
+    result = []
+    for entry in entries:
+        first, stop = entry.first_row_id, entry.first_row_id + entry.num_rows
+        place = bisect_right(rows, (first, stop))
+        is_taken = (
+            entry.trajectory_id in ids
+            or (place > 0 and rows[place - 1][1] > first)
+            or (place < len(rows) and rows[place][0] < stop)
+        )
+        if is_taken:
+            entry = replace(
+                entry,
+                trajectory_id=numbering.next_trajectory_id,
+                first_row_id=numbering.next_row_id,
+            )
+            numbering = numbering.after(entry.num_rows)
+        ids.add(entry.trajectory_id)
+        insort(rows, (entry.first_row_id, entry.first_row_id + entry.num_rows))
+        result.append(entry)
+    return result, numbering

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: its commands, and how errors are shown.
+
+Nothing heavy is imported here, so that `relive --help` answers at once; each command imports
+what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from relive.cli.demo import demo
+from relive.errors import ReplayError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="relive",
+    help="Trajectories on disk for reinforcement learning, sampled one transition at a time.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command()(demo)
+
+
+def main() -> None:
+    """Run the command line; errors of relive become one line, without a traceback."""
+    try:
+        app()
+    except ReplayError as error:
+        print(f"relive: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _show_version(is_asked: bool) -> None:
+    if not is_asked:
+        return
+    try:
+        typer.echo(f"relive {version('relive')}")
+    except PackageNotFoundError:
+        typer.echo("relive, run from its sources without being installed")
+    raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version and exit.",
+            callback=_show_version,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Options that stand before any command."""

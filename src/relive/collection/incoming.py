@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The columns of one part: checked by themselves, copied, flattened.
+
+What a part must agree on with other parts of its trajectory is checked in `rollout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relive.columns import SEPARATOR, flatten
+from relive.dtypes import has_numpy_type
+from relive.errors import PartMismatchError, UnsupportedValueError
+from relive.part import TrajectoryPart
+from relive.tensors import copy_in, is_array, is_tensor
+from relive.trajectory import COLUMN_FIELDS, FLAG_FIELDS, TREE_FIELDS
+
+__all__ = [
+    "TEXT",
+    "VERSIONS",
+    "ColumnLayout",
+    "Incoming",
+    "check_name",
+    "flat_columns",
+    "mismatch",
+    "read_part",
+]
+
+TEXT = "text"
+"""Stands for the element type of a column of texts."""
+
+VERSIONS = "versions"
+"""The one column that may be given as a single number, for all envs."""
+
+_NUMBER_FIELDS = (*FLAG_FIELDS, VERSIONS, "gaps")
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnLayout:
+    """What all rows of a column have in common."""
+
+    dtype: str
+    """Name of the element type, or `TEXT`."""
+    row_shape: tuple[int, ...]
+    """Shape of one row, without T and B."""
+
+    def __str__(self) -> str:
+        return f"{self.dtype} [{', '.join(map(str, ('B', *self.row_shape)))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """One column of one part, in memory of our own."""
+
+    rows: NDArray[Any] | list[str]
+    """`[B, ...]` in the storage type, or B texts."""
+    layout: ColumnLayout
+    """What its rows have in common."""
+    is_tensor: bool
+    """Whether it came as a PyTorch tensor."""
+
+    def has_same_values(self, rows: NDArray[Any] | list[str]) -> bool:
+        """Tell whether these rows of the same layout are the same, bit for bit."""
+        if isinstance(self.rows, list):
+            return bool(self.rows == rows)
+        return self.rows.tobytes() == np.asarray(rows).tobytes()
+
+
+def mismatch(part: TrajectoryPart, fault: str, *, column: str = "") -> PartMismatchError:
+    """Return the error that this part does not fit, naming its key."""
+    return PartMismatchError(
+        f"the part of group {part.group!r}, incarnation {part.incarnation}, trajectory "
+        f"{part.trajectory}, epoch {part.epoch}, step {part.step} {fault}",
+        group=part.group,
+        step=part.step,
+        column=column,
+    )
+
+
+def check_name(name: object) -> str:
+    """Return what is wrong with a column's name; "" when nothing is.
+
+    Example:
+        >>> check_name("curr_obs/states"), check_name("obs")
+        ('', "'obs' is no field of a trajectory; use 'extras/obs'")
+    """
+    if not isinstance(name, str) or not all(name.split(SEPARATOR)):
+        return f"{name!r} is no path of names; use one such as 'curr_obs/states'"
+    field, separator, rest = name.partition(SEPARATOR)
+    if field not in COLUMN_FIELDS and field != "gaps":
+        return f"{name!r} is no field of a trajectory; use {'extras/' + name!r}"
+    if field in TREE_FIELDS and not rest:
+        return f"{name!r} is a nested dict in a trajectory; name what lies in it"
+    if field not in TREE_FIELDS and separator:
+        return f"{name!r} lies in {field!r}, which is one column in a trajectory; use 'extras'"
+    return ""
+
+
+def flat_columns(part: TrajectoryPart) -> dict[str, Any]:
+    """Return a part's columns as they are, by their full names.
+
+    Raises:
+        UnsupportedValueError: A name is no text, is empty, or has a "/" in it.
+    """
+    return {
+        name: leaf
+        for name, leaf in flatten(part.columns).items()
+        # An empty tree field is what a trajectory has by default.
+        if not (name in TREE_FIELDS and isinstance(leaf, Mapping))
+    }
+
+
+def read_part(part: TrajectoryPart) -> tuple[dict[str, Incoming], int]:
+    """Check and copy the columns of a part.
+
+    A single number as `versions` is stamped on all envs: int64 `[B]`, or float32 `[B]` for a
+    number with a fraction; as a tensor when another column of the part is one.
+
+    Args:
+        part: Any part; its arrays may be reused afterwards.
+
+    Returns:
+        The columns by their full names, and B.
+
+    Raises:
+        PartMismatchError: There is no column, a name is no field of a trajectory, or the columns
+            do not all have B rows, at least 1.
+        UnsupportedValueError: A value is no tensor, array or list of texts, or has an element
+            type that cannot be stored.
+    """
+    given = flat_columns(part)
+    for name in given:
+        if fault := check_name(name):
+            raise mismatch(part, f"has column {fault}", column=name)
+    version = given.pop(VERSIONS) if _is_number(given.get(VERSIONS)) else None
+    incoming = {name: _read_column(part, name, leaf) for name, leaf in given.items()}
+    num_envs = _num_envs(part, incoming)
+    if version is not None:
+        is_torch = any(column.is_tensor for column in incoming.values())
+        incoming[VERSIONS] = _stamp(version, num_envs, is_torch)
+    return incoming, num_envs
+
+
+def _is_number(leaf: Any) -> bool:
+    if is_array(leaf):
+        return np.ndim(leaf) == 0
+    return isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
+
+
+def _stamp(version: Any, num_envs: int, is_torch: bool) -> Incoming:
+    number = version.item() if is_array(version) else version
+    dtype = "int64" if isinstance(number, int) else "float32"
+    rows = np.full(num_envs, number, dtype)
+    return Incoming(rows, ColumnLayout(dtype, ()), is_torch)
+
+
+def _read_column(part: TrajectoryPart, name: str, leaf: Any) -> Incoming:
+    if isinstance(leaf, (list, tuple)) and all(isinstance(text, str) for text in leaf):
+        column = Incoming([str(text) for text in leaf], ColumnLayout(TEXT, ()), is_tensor=False)
+    elif is_array(leaf):
+        rows, dtype = copy_in(leaf, name)
+        if not rows.ndim:
+            raise mismatch(
+                part, f"has a single number as {name!r}, but columns are [B, ...]", column=name
+            )
+        column = Incoming(rows, ColumnLayout(dtype, rows.shape[1:]), is_tensor(leaf))
+    else:
+        raise UnsupportedValueError(
+            f"column {name!r} is a {type(leaf).__name__} in a part of group {part.group!r}, step "
+            f"{part.step}, but must be a tensor, an array or a list of B texts; convert it",
+            column=name,
+        )
+    numbers = has_numpy_type(column.layout.dtype) and 0 not in column.layout.row_shape
+    if name in _NUMBER_FIELDS and not numbers:
+        raise mismatch(
+            part,
+            f"has {column.layout} as {name!r}, but that must be numbers of a NumPy type",
+            column=name,
+        )
+    return column
+
+
+def _num_envs(part: TrajectoryPart, incoming: Mapping[str, Incoming]) -> int:
+    counts = {name: len(column.rows) for name, column in incoming.items()}
+    if not counts:
+        raise mismatch(part, "has no column [B, ...], but must bring at least one")
+    first, num_envs = next(iter(counts.items()))
+    for name, count in counts.items():
+        if count != num_envs or not count:
+            raise mismatch(
+                part,
+                f"has {count} rows in column {name!r} and {num_envs} in {first!r}, but all "
+                "columns of a part have one row for each of its B envs, B at least 1",
+                column=name,
+            )
+    return num_envs

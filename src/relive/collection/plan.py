@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which parts make up a trajectory, and in which row each of them lies.
+
+A trajectory of E epochs of n chunk steps has T = E * n rows a column, but T + E rows of flags,
+where the state before an epoch's first step comes first, and of awaited bootstrap values, which
+come last in their epoch. Pure arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from relive.collection.incoming import check_name, mismatch
+from relive.columns import SEPARATOR
+from relive.errors import InvalidArgumentError
+from relive.part import TrajectoryPart
+from relive.trajectory import FLAG_FIELDS, TREE_FIELDS
+
+__all__ = ["INITIAL_STEP", "Moment", "RolloutPlan", "is_count"]
+
+INITIAL_STEP = -1
+"""Step number of the flags of the state before an epoch's first step."""
+
+VALUES = "prev_values"
+"""The column that may have bootstrap values."""
+
+Moment = tuple[int, int]
+"""Epoch and step, which order the parts of a trajectory in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPlan:
+    """What every trajectory of a collector is made of.
+
+    Raises:
+        InvalidArgumentError: A number is below 1, or a column has no place in a trajectory.
+    """
+
+    steps_per_epoch: int
+    """Chunk steps in an epoch, n."""
+    num_epochs: int = 1
+    """Rollout epochs in a trajectory, E."""
+    columns: tuple[str, ...] | None = None
+    """Columns or nested dicts that make a chunk step complete; None: one part does."""
+    bootstrap_values: bool = False
+    """Whether every epoch's bootstrap value is awaited, else none is taken."""
+    initial_flags: bool = False
+    """Whether every epoch's first flag row is awaited, else what has come in time is taken."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps_per_epoch", "num_epochs"):
+            number = getattr(self, name)
+            if not is_count(number):
+                raise InvalidArgumentError(
+                    f"{name} is {number!r}, but must be a whole number, at least 1"
+                )
+        if self.columns is not None and not self.columns:
+            raise InvalidArgumentError(
+                "columns is empty, but must name what makes a chunk step complete; "
+                "leave it out when one part does"
+            )
+        for name in self.columns or ():
+            fault = name not in TREE_FIELDS and check_name(name)
+            if fault:
+                raise InvalidArgumentError(f"columns has {name!r}, but {fault}")
+
+    @property
+    def num_steps(self) -> int:
+        """Chunk steps in a trajectory, T."""
+        return self.steps_per_epoch * self.num_epochs
+
+    def is_chunk_step(self, step: int) -> bool:
+        """Tell chunk steps from the first flags and the bootstrap value of an epoch."""
+        return 0 <= step < self.steps_per_epoch
+
+    def check(self, part: TrajectoryPart, names: Iterable[str]) -> None:
+        """Check that a part with these columns has a place in a trajectory.
+
+        Raises:
+            PartMismatchError: It has not.
+        """
+        if part.epoch >= self.num_epochs:
+            raise mismatch(
+                part,
+                f"is past the last epoch, but a trajectory has {self.num_epochs} from 0; "
+                "see num_epochs",
+            )
+        if part.step > self.steps_per_epoch - (not self.bootstrap_values):
+            raise mismatch(
+                part,
+                f"is past the last step, but an epoch has {self.steps_per_epoch} from 0 and "
+                f"{'one' if self.bootstrap_values else 'no'} bootstrap value; "
+                "see steps_per_epoch and bootstrap_values",
+            )
+        if not self.is_chunk_step(part.step):
+            allowed = FLAG_FIELDS if part.step == INITIAL_STEP else (VALUES,)
+            for name in names:
+                if name not in allowed:
+                    raise mismatch(
+                        part,
+                        f"has column {name!r}, but before the first step there are only "
+                        f"{', '.join(FLAG_FIELDS)}, after the last only {VALUES}",
+                        column=name,
+                    )
+
+    def lacking(self, names: Iterable[str]) -> list[str]:
+        """Return which awaited columns are not among these.
+
+        Example:
+            >>> RolloutPlan(1, columns=("actions", "curr_obs")).lacking(["curr_obs/states"])
+            ['actions']
+        """
+        have = {name[:end] for name in names for end in _path_ends(name)}
+        return [name for name in self.columns or () if name not in have]
+
+    def rows_per_epoch(self, column: str) -> int:
+        """Return how many rows of a column each epoch has."""
+        has_extra = column in FLAG_FIELDS or (column == VALUES and self.bootstrap_values)
+        return self.steps_per_epoch + has_extra
+
+    def row(self, column: str, moment: Moment) -> int:
+        """Return in which row of its column the value of a moment lies.
+
+        Example:
+            >>> plan = RolloutPlan(10, num_epochs=2)
+            >>> plan.row("rewards", (1, 0)), plan.row("dones", (1, -1)), plan.row("dones", (1, 0))
+            (10, 11, 12)
+        """
+        epoch, step = moment
+        return epoch * self.rows_per_epoch(column) + step + (column in FLAG_FIELDS)
+
+    def awaited(self) -> Iterator[Moment]:
+        """Yield every moment that a whole trajectory needs, in order of time."""
+        first = INITIAL_STEP if self.initial_flags else 0
+        stop = self.steps_per_epoch + self.bootstrap_values
+        for epoch in range(self.num_epochs):
+            for step in range(first, stop):
+                yield epoch, step
+
+
+def is_count(number: object) -> bool:
+    """Tell whether this is a whole number, at least 1."""
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
+
+
+def _path_ends(name: str) -> Iterator[int]:
+    """Yield where each leading path of a name ends: "a/b" has "a" and "a/b"."""
+    for index, letter in enumerate(name):
+        if letter == SEPARATOR:
+            yield index
+    yield len(name)

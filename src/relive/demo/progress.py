@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the person at the terminal, or reading a log, sees of a run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol, TextIO
+
+__all__ = ["Display", "LineDisplay", "Progress", "TerminalDisplay", "open_display"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a run stands."""
+
+    steps: int
+    """Environment steps in the buffer so far."""
+    total_steps: int
+    """Environment steps at which the run ends."""
+    evaluation_return: float | None
+    """Mean return of the newest evaluation; None before the first."""
+    training_return: float | None
+    """Mean return of the newest training episodes; None before the first has ended."""
+    samples_per_s: float
+    """Transitions drawn from the buffer in each second, lately."""
+    num_trajectories: int
+    """Trajectories in the buffer."""
+    seconds: float
+    """How long the run has taken, in all its sessions."""
+
+    def to_text(self) -> str:
+        """Say it in one line of plain text."""
+        return (
+            f"{self.steps:>7,} of {self.total_steps:,} steps | "
+            f"return: evaluation {_number(self.evaluation_return)}, "
+            f"training {_number(self.training_return)} | "
+            f"{self.samples_per_s:,.0f} samples/s | "
+            f"buffer {self.num_trajectories:,} trajectories | {self.seconds:.0f} s"
+        )
+
+
+class Display(Protocol):
+    """Shows a run while it goes on."""
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+
+    def is_due(self) -> bool:
+        """Tell whether it is time to show progress; cheap, for a busy loop to ask."""
+
+    def show(self, progress: Progress) -> None:
+        """Show where the run stands."""
+
+
+class LineDisplay:
+    """Plain lines, one every few seconds: for logs and pipes."""
+
+    def __init__(self, out: TextIO, *, interval_s: float = 5.0) -> None:
+        self._out = out
+        self._interval_s = interval_s
+        self._next = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        print(text, file=self._out, flush=True)
+
+    def is_due(self) -> bool:
+        """Tell whether the interval is over."""
+        return time.monotonic() >= self._next
+
+    def show(self, progress: Progress) -> None:
+        """Print one line."""
+        self._next = time.monotonic() + self._interval_s
+        self.say(progress.to_text())
+
+
+class TerminalDisplay:
+    """A bar that is redrawn in place, for a person who watches; `open` it to use it."""
+
+    def __init__(self, *, interval_s: float = 0.25) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        self._interval_s = interval_s
+        self._next = time.monotonic()
+        # No thread of its own: the loop redraws, so nothing is left when the loop ends.
+        self._bar = RichProgress(
+            BarColumn(bar_width=20),
+            TaskProgressColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=Console(highlight=False, soft_wrap=True),
+            auto_refresh=False,
+        )
+        self._task = self._bar.add_task("starting", total=None)
+
+    @contextmanager
+    def open(self) -> Iterator[TerminalDisplay]:
+        """Own the last line of the terminal inside the block."""
+        with self._bar:
+            yield self
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._bar.console.print(text, markup=False)
+
+    def is_due(self) -> bool:
+        """Tell whether the interval is over."""
+        return time.monotonic() >= self._next
+
+    def show(self, progress: Progress) -> None:
+        """Redraw the bar."""
+        self._next = time.monotonic() + self._interval_s
+        self._bar.update(
+            self._task,
+            completed=progress.steps,
+            total=progress.total_steps,
+            description=progress.to_text().strip(),
+        )
+        self._bar.refresh()
+
+
+@contextmanager
+def open_display(out: TextIO | None = None) -> Iterator[Display]:
+    """Open what suits the output: a bar on a terminal, plain lines elsewhere.
+
+    Args:
+        out: Where plain lines go; None for standard output, which may be a terminal.
+    """
+    from rich.console import Console
+
+    if out is None and Console().is_terminal and not Console().is_dumb_terminal:
+        with TerminalDisplay().open() as display:
+            yield display
+    else:
+        yield LineDisplay(out or sys.stdout)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"

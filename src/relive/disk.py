@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of one store while it is open for writing: lock, journal, files, writer thread.
+
+Order of every write: the rows, then the line in the journal, then "stored". Only the writer's
+thread changes the folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from relive import files
+from relive.errors import InvalidArgumentError
+from relive.folder import OpenedFolder, finish_moves, set_aside
+from relive.format_set import FormatSet
+from relive.formats.checksum import checksums
+from relive.index import Numbering
+from relive.index_file import METADATA_NAME, IndexContents, write_metadata
+from relive.journal import Journal
+from relive.record import Record
+from relive.snapshot import Snapshot
+from relive.spec import Schema
+from relive.writer import Job, Writer
+
+__all__ = ["Disk", "Durability"]
+
+Durability = Literal["process", "power"]
+"""What a stored trajectory survives: a killed process, or a power loss too."""
+
+_SYNC_BYTES = 256 << 20
+_SYNC_SECONDS = 5.0
+_EXPORT_SHARE = 20  # an export of one second is followed by at least 19 without
+_YIELD_S = 0.0005  # gives up the interpreter lock, which a thread may else hold for 5 ms
+
+
+class Disk:
+    """Stores, forgets and reads trajectories in one folder. Any thread may call any method."""
+
+    def __init__(
+        self,
+        folder: Path,
+        opened: OpenedFolder,
+        *,
+        formats: FormatSet,
+        durability: Durability,
+        metadata: Callable[[IndexContents, bool], Mapping[str, Any]],
+    ) -> None:
+        """Go on with an opened folder.
+
+        Args:
+            folder: The folder.
+            opened: Its lock and index.
+            formats: How trajectories are stored.
+            durability: When a trajectory counts as stored.
+            metadata: Gives the contents of `metadata.json` for an index, and whether the store
+                is being closed. Called in the writer's thread.
+
+        Raises:
+            InvalidArgumentError: `durability` is unknown.
+            OSError: The disk refused.
+        """
+        if durability not in ("process", "power"):
+            raise InvalidArgumentError(
+                f"durability is {durability!r}, but must be 'process' or 'power'"
+            )
+        self.folder = folder
+        self.formats = formats
+        self._lock = opened.lock
+        self._metadata = metadata
+        self._syncs_each = durability == "power"
+        self._journal = Journal(folder, opened.found)
+        self._writer = Writer(f"relive writer of {folder.name}", self._do_idle_work)
+        self._unsynced: list[Record] = []
+        self._unsynced_bytes = 0
+        self._unsynced_since = 0.0
+        self._is_exported = False
+        self._next_export_at = 0.0
+        self._is_closed = False
+
+    @property
+    def contents(self) -> IndexContents:
+        """What the folder held when it was opened; later only the writer may look at it."""
+        return self._journal.contents
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of columns waiting to be written."""
+        return self._writer.pending_bytes
+
+    def raise_failure_or_retry(self) -> None:
+        """Raise what the writer met and nobody was told; what was told is tried again.
+
+        Raises:
+            StorageWriteError: Something could not be written.
+        """
+        self._writer.raise_failure_or_retry()
+
+    def wait_for_room(self, size_bytes: int, max_pending_bytes: int) -> None:
+        """Wait until this many bytes more may be pending, as `Writer.wait_for_room` does."""
+        self._writer.wait_for_room(size_bytes, max_pending_bytes)
+
+    def store(
+        self,
+        record: Record,
+        snapshot: Snapshot,
+        schema: Schema,
+        on_stored: Callable[[Record], None],
+    ) -> None:
+        """Queue a trajectory.
+
+        Args:
+            record: What is known of it.
+            snapshot: Its rows.
+            schema: What holds with it.
+            on_stored: Called in the writer's thread with the record completed.
+        """
+
+        def run() -> None:
+            summed = replace(record, checksums=checksums(snapshot, record.layout))
+            own = self.formats.own
+            stored = own.write(self.folder, summed, snapshot, sync=self._syncs_each)
+            if record.trajectory_id not in self._journal.contents.records:  # else a retry
+                self._journal.set_schema(schema)
+                self._journal.add(stored)
+            if self._syncs_each:
+                self._journal.sync()
+            else:
+                if not self._unsynced:
+                    self._unsynced_since = time.monotonic()
+                self._unsynced.append(stored)
+                self._unsynced_bytes += snapshot.size_bytes
+            self._is_exported = False
+            on_stored(stored)
+            if self._is_sync_due():
+                self._sync()
+
+        what = f"trajectory {record.trajectory_id}"
+        self._writer.submit(Job(what, run, record.trajectory_id, snapshot.size_bytes))
+
+    def cancel(self, trajectory_id: int) -> bool:
+        """Take a queued trajectory back; False when it is being written or stored already."""
+        return self._writer.cancel(trajectory_id)
+
+    def forget(self, trajectory_ids: Sequence[int], numbering: Numbering) -> None:
+        """Queue the note that trajectories left the index; their files stay for now."""
+
+        def run() -> None:
+            known = [n for n in trajectory_ids if n in self._journal.contents.records]
+            if known:
+                self._journal.remove(known)
+            self._journal.set_numbering(numbering)
+            self._is_exported = False
+
+        self._writer.submit(Job("the index", run))
+
+    def remove(self, record: Record) -> None:
+        """Queue the removal of a forgotten trajectory's file."""
+
+        def run() -> None:
+            form = self.formats.named(record.format) if record.format else self.formats.own
+            form.remove(self.folder, record)
+
+        self._writer.submit(Job(f"the removal of trajectory {record.trajectory_id}", run))
+
+    def run_now(self, what: str, action: Callable[[], None]) -> None:
+        """Run something in the writer's thread after all that is queued, and wait for it.
+
+        Raises:
+            StorageWriteError: Something queued before could not be written.
+            BaseException: What the action raised; it is not tried again.
+        """
+        raised: list[BaseException] = []
+        is_given_up = False
+
+        def run() -> None:
+            if is_given_up:
+                return
+            try:
+                action()
+            except BaseException as error:
+                raised.append(error)
+
+        self._writer.submit(Job(what, run))
+        try:
+            self._writer.drain(None)
+        except BaseException:
+            is_given_up = True
+            raise
+        if raised:
+            raise raised[0]
+
+    def take_over(
+        self,
+        records: Sequence[Record],
+        kept: Sequence[int],
+        numbering: Numbering,
+        schema: Schema | None,
+        incoming: Path,
+    ) -> None:
+        """Let loaded trajectories take the place of the present ones.
+
+        Args:
+            records: All that the store holds afterwards, oldest first.
+            kept: Ids of those that it holds already.
+            numbering: Ids of the next trajectory.
+            schema: What each trajectory has.
+            incoming: Folder inside the store with the files of the others.
+
+        Raises:
+            StorageWriteError: Something queued before could not be written.
+            OSError: The disk refused.
+        """
+
+        def run() -> None:
+            stays = set(kept)
+            loaded = [record for record in records if record.trajectory_id not in stays]
+            present = self._journal.contents.records.values()
+            leaving = [record for record in present if record.trajectory_id not in stays]
+            order = [record.trajectory_id for record in records]
+            self._journal.load(loaded, kept, order, numbering, schema, incoming.name)
+            if leaving:
+                set_aside(self.folder, self.formats, leaving)
+            finish_moves(self.folder, self.formats, loaded, incoming.name)
+            self._journal.mark_moved()
+            self._is_exported = False
+            self._export(is_closing=False)
+
+        self.run_now("the loaded index", run)
+
+    def flush(self, timeout_s: float | None) -> None:
+        """Wait until everything queued is stored and, unless that was just done, exported.
+
+        Raises:
+            StorageWriteError: Something could not be written.
+            TimeLimitError: The time limit came first.
+        """
+        self._writer.drain(timeout_s, with_idle=True)
+
+    def close(self, numbering: Numbering) -> None:
+        """Store everything, complete the JSON files, let go of the folder; twice is fine.
+
+        Args:
+            numbering: Ids of the next trajectory.
+
+        Raises:
+            StorageWriteError: Something could not be written; the folder stays open.
+            OSError: The index could not be written; the folder stays open.
+        """
+        if self._is_closed:
+            return
+
+        def finish() -> None:
+            if self._unsynced:
+                self._sync()
+            self._journal.set_numbering(numbering)
+            self._export(is_closing=True)
+            self._journal.close()
+
+        self.run_now("the index", finish)
+        self._writer.close()
+        self.formats.close()
+        self._lock.release()
+        self._is_closed = True
+
+    def abandon(self) -> None:
+        """Let go of the folder as it is, as a kill would."""
+        if not self._is_closed:
+            self._writer.abandon()
+            self._journal.abandon()
+            self.formats.close()
+            self._lock.drop()
+            self._is_closed = True
+
+    def _do_idle_work(self) -> float | None:
+        """Sync and export when due; return in how many seconds something will be."""
+        now = time.monotonic()
+        waits = []
+        if self._unsynced:
+            if self._is_sync_due():
+                self._sync()
+            else:
+                waits.append(self._unsynced_since + _SYNC_SECONDS - now)
+        if not self._is_exported:
+            if now >= self._next_export_at:
+                self._export(is_closing=False)
+            else:
+                waits.append(self._next_export_at - now)
+        return min(waits, default=None)
+
+    def _is_sync_due(self) -> bool:
+        is_late = time.monotonic() >= self._unsynced_since + _SYNC_SECONDS
+        return bool(self._unsynced) and (is_late or self._unsynced_bytes >= _SYNC_BYTES)
+
+    def _sync(self) -> None:
+        """Put everything stored so far on the disk, and note it in the journal."""
+        for record in self._unsynced:
+            if record.trajectory_id in self._journal.contents.records:
+                self.formats.of(record).sync(self.folder, record)
+        files.sync_folder(self.folder)
+        self._journal.mark_synced()
+        self._unsynced.clear()
+        self._unsynced_bytes = 0
+
+    def _export(self, *, is_closing: bool) -> None:
+        start = time.monotonic()
+        self._journal.export(lambda: time.sleep(0.0 if is_closing else _YIELD_S))
+        metadata = self._metadata(self._journal.contents, is_closing)
+        write_metadata(self.folder / METADATA_NAME, metadata, sync=is_closing)
+        self._is_exported = True
+        self._next_export_at = time.monotonic() + (_EXPORT_SHARE - 1) * (time.monotonic() - start)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The element types a column may have, by PyTorch's names, without importing PyTorch.
+
+Most have a NumPy type of the same name. The others (bfloat16, the float8 family, complex32)
+are moved as unsigned integers of their width, "storage type" below, and get their own type
+back only at the edge, in `relive.tensors`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = ["DTYPE_NAMES", "has_numpy_type", "storage_dtype"]
+
+_NATIVE = (
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+)
+_MOVED_AS = {
+    "bfloat16": "uint16",
+    "complex32": "uint32",
+    "float8_e4m3fn": "uint8",
+    "float8_e4m3fnuz": "uint8",
+    "float8_e5m2": "uint8",
+    "float8_e5m2fnuz": "uint8",
+    "float8_e8m0fnu": "uint8",
+    "float4_e2m1fn_x2": "uint8",
+}
+_STORAGE = {
+    name: np.dtype(moved)
+    for name, moved in [*zip(_NATIVE, _NATIVE, strict=True), *_MOVED_AS.items()]
+}
+
+DTYPE_NAMES = tuple(_STORAGE)
+"""Every element type a column may have."""
+
+
+def storage_dtype(name: str) -> np.dtype[np.generic]:
+    """Return the NumPy type in which columns of this element type are held and moved.
+
+    Args:
+        name: One of `DTYPE_NAMES`.
+
+    Raises:
+        KeyError: `name` is not one of them.
+
+    Example:
+        >>> storage_dtype("bfloat16")
+        dtype('uint16')
+    """
+    return _STORAGE[name]
+
+
+def has_numpy_type(name: str) -> bool:
+    """Tell whether NumPy has this element type itself.
+
+    Example:
+        >>> has_numpy_type("float16"), has_numpy_type("bfloat16")
+        (True, False)
+    """
+    return name in _STORAGE and name not in _MOVED_AS

@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every open, write, link, rename, fsync and unlink of the library.
+
+Nothing else touches the disk through other doors, so one place decides the order of
+operations, and a test can stop or break any of them. Functions raise the operating system's
+own `OSError`; the layers above name the trajectory or checkpoint it concerns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import secrets
+import shutil
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "TEMPORARY_SUFFIX",
+    "AppendFile",
+    "building_folder",
+    "copy",
+    "create_folder",
+    "exchange",
+    "exists",
+    "keep_previous",
+    "list_names",
+    "map_readonly",
+    "move",
+    "read_bytes",
+    "remove",
+    "remove_any",
+    "remove_folder",
+    "rename",
+    "size_bytes",
+    "sync_file",
+    "sync_folder",
+    "temporary_beside",
+    "token",
+    "write_atomic",
+]
+
+TEMPORARY_SUFFIX = ".tmp"
+"""Ends the name of each file or folder that is not complete yet."""
+
+_FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file until one is changed
+_RENAME_EXCHANGE = 2  # linux/fs.h
+_UNSUPPORTED = {
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EINVAL,
+    errno.EXDEV,
+    errno.ENOTTY,
+    errno.EPERM,
+}
+
+
+def create_folder(path: Path) -> None:
+    """Create a folder and its parents; one that is there is fine."""
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def exists(path: Path) -> bool:
+    """Tell whether there is anything of this name, a dangling link included."""
+    return os.path.lexists(path)
+
+
+def list_names(folder: Path) -> list[str]:
+    """Return the names inside a folder, sorted."""
+    return sorted(os.listdir(folder))
+
+
+def size_bytes(path: Path) -> int:
+    """Return the size of a file."""
+    return path.stat().st_size
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return a whole file."""
+    return path.read_bytes()
+
+
+def token() -> str:
+    """Return eight random hex digits, for a name that nobody else uses."""
+    return secrets.token_hex(4)
+
+
+def temporary_beside(path: Path) -> Path:
+    """Return an unused name in the same folder, on the same file system, for work in progress."""
+    return path.with_name(f".{path.name[:100]}.{token()}{TEMPORARY_SUFFIX}")
+
+
+def write_atomic(path: Path, write: Callable[[BinaryIO], None], *, sync: bool) -> int:
+    """Write a whole file under a temporary name, then rename it into place.
+
+    A reader sees the old file or the new one, never a part. When anything fails the old file
+    is untouched and the temporary one is gone.
+
+    Args:
+        path: The file to create or replace.
+        write: Called once with the open file.
+        sync: Whether to fsync the file before the rename and the folder after it.
+
+    Returns:
+        The size of the new file in bytes.
+
+    Raises:
+        OSError: The disk refused.
+    """
+    temporary = temporary_beside(path)
+    try:
+        with temporary.open("xb") as file:
+            write(file)
+            file.flush()
+            size = file.tell()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    if sync:
+        sync_folder(path.parent)
+    return size
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names inside a folder survive a power loss."""
+    if sys.platform == "win32":
+        return  # folders cannot be opened there; NTFS journals its names itself
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Make the bytes of a file survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Give a file or folder another name on the same file system, replacing a file there."""
+    os.replace(source, target)
+
+
+def remove(path: Path) -> None:
+    """Remove a file; one that is gone already is fine."""
+    path.unlink(missing_ok=True)
+
+
+def remove_any(path: Path) -> None:
+    """Remove a file of our own, or a folder with everything in it."""
+    if path.is_dir() and not path.is_symlink():
+        remove_folder(path)
+    else:
+        remove(path)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder of our own with everything in it; one that is gone already is fine."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)
+
+
+def move(source: Path, target: Path, *, sync: bool = False) -> None:
+    """Move a file, over to another file system by a copy when need be."""
+    try:
+        os.replace(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        copy(source, target, sync=sync)
+        source.unlink()
+
+
+def keep_previous(path: Path, suffix: str) -> None:
+    """Give a file a second name, `suffix` appended, which stays when it is replaced later.
+
+    A file that is not there is fine; an older file of the second name is replaced.
+    """
+    temporary = temporary_beside(path)
+    try:
+        os.link(path, temporary)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        copy(path, temporary, sync=False)
+    os.replace(temporary, path.with_name(path.name + suffix))
+
+
+def copy(source: Path, target: Path, *, sync: bool) -> None:
+    """Copy a file, sharing its blocks where the file system can; whole or not at all.
+
+    Later changes to either file never show in the other.
+    """
+
+    def fill(file: BinaryIO) -> None:
+        with source.open("rb") as original:
+            if not _share_blocks(original, file):
+                shutil.copyfileobj(original, file, 1 << 20)
+            file.seek(0, os.SEEK_END)
+
+    write_atomic(target, fill, sync=sync)
+
+
+def _share_blocks(source: BinaryIO, target: BinaryIO) -> bool:
+    if sys.platform != "linux":
+        return False
+    import fcntl
+
+    try:
+        fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return False
+        raise
+    return True
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Swap the names of two folders in one step.
+
+    Returns:
+        False when the system or file system has no such step, and nothing was done.
+    """
+    libc_renameat2 = _libc_function("renameat2")
+    if libc_renameat2 is None:
+        return False
+    at_cwd = -100
+    done = libc_renameat2(
+        at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), ctypes.c_uint(_RENAME_EXCHANGE)
+    )
+    if done == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _UNSUPPORTED:
+        return False
+    raise OSError(number, os.strerror(number), str(first), None, str(second))
+
+
+def _libc_function(name: str) -> Callable[..., int] | None:
+    if sys.platform != "linux":
+        return None
+    function: Callable[..., int] | None = getattr(ctypes.CDLL(None, use_errno=True), name, None)
+    return function
+
+
+def map_readonly(path: Path) -> NDArray[np.uint8]:
+    """Map a whole file for reading single rows, without keeping it open.
+
+    The kernel is told that reads are random, so a cold row does not drag megabytes of
+    read-ahead with it. The mapping ends when the last view of the array is gone, and outlives
+    the removal of the file. On systems other than Linux the descriptor stays open as long.
+
+    Returns:
+        The bytes of the file, read-only `[size]`.
+
+    Raises:
+        OSError: The file cannot be opened or mapped.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if not size:
+            return np.empty(0, np.uint8)
+        if sys.platform != "linux":
+            return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
+        return _map_without_descriptor(file.fileno(), size)
+
+
+def _map_without_descriptor(descriptor: int, size: int) -> NDArray[np.uint8]:
+    # mmap.mmap duplicates the descriptor and keeps it for the life of the mapping.
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        number = ctypes.get_errno()
+        raise OSError(number, f"cannot map {size} bytes: {os.strerror(number)}")
+    libc.madvise(address, size, mmap.MADV_RANDOM)
+    block = (ctypes.c_uint8 * size).from_address(address)
+    # every view keeps `block` alive through its base; the mapping goes when the block does
+    weakref.finalize(block, libc.munmap, address, size).atexit = False
+    mapped: NDArray[np.uint8] = np.frombuffer(memoryview(block), np.uint8)
+    mapped.flags.writeable = False
+    return mapped
+
+
+class AppendFile:
+    """A file that only grows at its end, each append being one write.
+
+    A failed append is undone, so that the next one starts on a clean end. Not safe for several
+    threads at once.
+    """
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        flags = os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+        self._descriptor = os.open(path, flags | (os.O_CREAT if create else 0), 0o644)
+        self._size = os.fstat(self._descriptor).st_size
+
+    @property
+    def size_bytes(self) -> int:
+        """Return how far the file reaches."""
+        return self._size
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._descriptor < 0
+
+    def append(self, block: bytes) -> None:
+        """Write a block at the end, whole or not at all.
+
+        Raises:
+            OSError: The disk refused; the file is as before.
+        """
+        written = 0
+        try:
+            while written < len(block):
+                written += os.write(self._descriptor, block[written:])
+        except BaseException:
+            if written:
+                os.ftruncate(self._descriptor, self._size)
+            raise
+        self._size += len(block)
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to this many bytes."""
+        os.ftruncate(self._descriptor, size)
+        self._size = size
+
+    def sync(self) -> None:
+        """Make what was appended survive a power loss."""
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file; twice is fine."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+@contextlib.contextmanager
+def building_folder(target: Path) -> Iterator[Path]:
+    """Yield a new temporary folder beside `target`; it is removed when the block fails."""
+    create_folder(target.parent)
+    folder = temporary_beside(target)
+    folder.mkdir()
+    try:
+        yield folder
+    except BaseException:
+        remove_folder(folder)
+        raise

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a store's folder holds, and opening it: create, resume, overwrite or refuse.
+
+Opening repairs what a killed writer leaves: temporary files go, moves that a load had
+announced are finished, and trajectories that were added after the last sync are checked.
+Nothing that might be data is ever deleted; it is moved to `aside/<time>/` and reported.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from relive import files
+from relive.errors import (
+    CorruptFileError,
+    InvalidArgumentError,
+    MissingFileError,
+    StorageError,
+    StoreExistsError,
+)
+from relive.format_set import FormatSet
+from relive.index_file import INDEX_NAME, METADATA_NAME
+from relive.journal import JOURNAL_NAME, PREVIOUS_SUFFIX, Replay, replay
+from relive.locks import LOCK_NAME, FolderLock
+from relive.record import Record
+
+__all__ = ["ASIDE_NAME", "IfExists", "OpenedFolder", "finish_moves", "open_folder", "set_aside"]
+
+IfExists = Literal["refuse", "resume", "overwrite"]
+"""What to do with a store found in the folder."""
+
+ASIDE_NAME = "aside"
+"""Folder inside a store for what left the index without being asked to."""
+
+_OWN_NAMES = frozenset(
+    {
+        LOCK_NAME,
+        INDEX_NAME,
+        METADATA_NAME,
+        JOURNAL_NAME,
+        INDEX_NAME + PREVIOUS_SUFFIX,
+        JOURNAL_NAME + PREVIOUS_SUFFIX,
+        ASIDE_NAME,
+    }
+)
+_TRAJECTORY_FILE = re.compile(r"trajectory_(\d{1,18})_.*\.(pt|pkl)")
+
+
+@dataclass
+class OpenedFolder:
+    """A folder locked for writing, and what was found in it."""
+
+    lock: FolderLock
+    """Held until the store is closed."""
+    found: Replay | None
+    """Its index; None when it is new."""
+
+
+def open_folder(
+    folder: Path, formats: FormatSet, *, if_exists: IfExists, break_lock: bool
+) -> OpenedFolder:
+    """Open a folder for writing.
+
+    Args:
+        folder: The folder; made if need be.
+        formats: To check and find files of trajectories.
+        if_exists: What to do with a store found in it.
+        break_lock: As in `FolderLock`.
+
+    Raises:
+        InvalidArgumentError: `if_exists` is none of the three.
+        StoreExistsError: It is a file, holds a store to be refused, or holds other things.
+        StoreLockedError: Another writer holds it.
+        StorageError: The disk refused.
+        CorruptFileError: Its index cannot be read.
+    """
+    if if_exists not in ("refuse", "resume", "overwrite"):
+        raise InvalidArgumentError(
+            f"if_exists is {if_exists!r}, but must be 'refuse', 'resume' or 'overwrite'"
+        )
+    try:
+        return _open(folder, formats, if_exists, break_lock)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"{str(folder)!r} cannot be opened for writing: {error}; check path and permissions",
+            path=str(folder),
+            errno=error.errno,
+        ) from error
+
+
+def _open(folder: Path, formats: FormatSet, if_exists: IfExists, break_lock: bool) -> OpenedFolder:
+    if files.exists(folder) and not folder.is_dir():
+        raise StoreExistsError(
+            f"{str(folder)!r} is a file, but a store needs a folder; choose another path",
+            path=str(folder),
+        )
+    _check_contents(folder, if_exists)
+    files.create_folder(folder)
+    lock = FolderLock(folder, break_lock=break_lock)
+    try:
+        names = files.list_names(folder)
+        for name in names:
+            if name.startswith(".") and name.endswith(files.TEMPORARY_SUFFIX):
+                files.remove_any(folder / name)
+        if JOURNAL_NAME not in names:
+            return OpenedFolder(lock, None)
+        found = replay(folder)
+        if if_exists == "overwrite":
+            _wipe(folder, formats, found)
+            return OpenedFolder(lock, None)
+        _repair(folder, formats, found)
+    except BaseException:
+        lock.release()
+        raise
+    for problem in found.problems:
+        warnings.warn(f"{str(folder)!r}: {problem}", stacklevel=5)
+    return OpenedFolder(lock, found)
+
+
+def _check_contents(folder: Path, if_exists: IfExists) -> None:
+    names = files.list_names(folder) if folder.is_dir() else []
+    others = [n for n in names if n != LOCK_NAME and not n.endswith(files.TEMPORARY_SUFFIX)]
+    if JOURNAL_NAME in names and if_exists == "refuse":
+        raise StoreExistsError(
+            f"{str(folder)!r} holds a store already; open it with if_exists='resume', replace it "
+            "with if_exists='overwrite', or choose another path",
+            path=str(folder),
+        )
+    if others and JOURNAL_NAME not in names:
+        what = "a folder of RLinf" if METADATA_NAME in names else "other things"
+        raise StoreExistsError(
+            f"{str(folder)!r} holds {what} ({', '.join(others[:3])}{' …' if len(others) > 3 else ''}"
+            "), but a store needs a folder of its own; choose another path, and bring RLinf's "
+            "trajectories in with load_checkpoint()",
+            path=str(folder),
+        )
+
+
+def _wipe(folder: Path, formats: FormatSet, found: Replay) -> None:
+    """Remove a store whose folder holds nothing else."""
+    ours = {formats.of(r).path(folder, r).name for r in found.contents.records.values()}
+    others = [n for n in files.list_names(folder) if n not in ours and n not in _OWN_NAMES]
+    if others:
+        raise StoreExistsError(
+            f"{str(folder)!r} holds things that its index does not name ({', '.join(others[:3])}"
+            f"{' …' if len(others) > 3 else ''}), so it is not overwritten; move them away",
+            path=str(folder),
+        )
+    for name in sorted(_OWN_NAMES - {LOCK_NAME, ASIDE_NAME, JOURNAL_NAME}):
+        files.remove(folder / name)
+    for name in sorted(ours):
+        files.remove(folder / name)
+    files.remove(folder / JOURNAL_NAME)  # last: without it nothing says that this is a store
+
+
+def _repair(folder: Path, formats: FormatSet, found: Replay) -> None:
+    records = found.contents.records
+    if found.moving is not None:
+        finish_moves(folder, formats, records.values(), found.moving)
+    if not found.is_closed:
+        _check_unsynced(folder, formats, found)
+    known = {formats.of(record).path(folder, record).name for record in records.values()}
+    orphans = [
+        (name, int(match[1]))
+        for name in files.list_names(folder)
+        if (match := _TRAJECTORY_FILE.fullmatch(name)) and name not in known
+    ]
+    if orphans:
+        found.problems.append(
+            f"{len(orphans)} trajectory files are not in the index, such as {orphans[0][0]!r}: they "
+            "were being written or removed when the process ended"
+        )
+        last = max(number for _, number in orphans)
+        numbering = found.contents.numbering
+        found.contents.numbering = numbering.at_least(last + 1, numbering.next_row_id)
+
+
+def _check_unsynced(folder: Path, formats: FormatSet, found: Replay) -> None:
+    """Set aside what a power loss may have torn: a line may survive the pages it speaks of."""
+    torn: list[int] = []
+    for trajectory_id in found.unsynced:
+        record = found.contents.records[trajectory_id]
+        try:
+            formats.of(record).read(folder, record)
+        except (CorruptFileError, MissingFileError) as error:
+            torn.append(trajectory_id)
+            found.problems.append(f"trajectory {trajectory_id} was set aside: {error}")
+    if torn:
+        records = [found.contents.records.pop(trajectory_id) for trajectory_id in torn]
+        set_aside(folder, formats, records)
+        found.dropped.extend(torn)
+
+
+def set_aside(folder: Path, formats: FormatSet, records: Iterable[Record]) -> Path:
+    """Move the files of records to `aside/<time>/`; return that folder."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    target = folder / ASIDE_NAME / stamp
+    attempt = 0
+    while files.exists(target):
+        attempt += 1
+        target = folder / ASIDE_NAME / f"{stamp}-{attempt}"
+    files.create_folder(target)
+    for record in records:
+        form = formats.of(record)
+        if files.exists(form.path(folder, record)):
+            form.move_to(folder, record, target)
+    return target
+
+
+def finish_moves(
+    folder: Path, formats: FormatSet, records: Iterable[Record], incoming: str
+) -> None:
+    """Move what a load brought in to its place; what is there already stays."""
+    source = folder / Path(incoming).name
+    for record in records:
+        form = formats.of(record)
+        if files.exists(form.path(source, record)):
+            if files.exists(form.path(folder, record)):
+                set_aside(folder, formats, [record])
+            form.move_to(source, record, folder)
+    files.remove_folder(source)

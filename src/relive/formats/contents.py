@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dict that a pt or pkl file holds: RLinf's fields, and one of ours beside them.
+
+`file_tree` builds it from a snapshot, `snapshot_of` is the way back, `trajectory_of` reads
+the dict of RLinf, which has none of ours. docs/format.md describes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relive.columns import Tree, flatten, unflatten
+from relive.errors import CorruptFileError, FormatVersionError, UnsupportedValueError
+from relive.formats.tensorpickle import StoredTensor
+from relive.record import Record
+from relive.snapshot import TEXT, Column, SideValue, Snapshot
+from relive.tensors import copy_in, is_tensor, wrap_out
+from relive.trajectory import COLUMN_FIELDS, TREE_FIELDS
+
+__all__ = ["OURS", "file_tree", "plain_tree", "snapshot_of"]
+
+OURS = "relive"
+"""The key under which our own facts stand; RLinf keeps it as an attribute that it never reads."""
+
+_VERSION = 1
+_ALWAYS_WRITTEN = ("forward_inputs", "curr_obs", "next_obs")
+_DEEPEST = 100
+_MOST_VISITS = 16
+
+
+def file_tree(record: Record, snapshot: Snapshot) -> Tree:
+    """Return the dict to write, with PyTorch tensors that share the snapshot's memory.
+
+    Each tensor has a storage of its own that is no larger than it.
+    """
+    texts = {name for name, column in snapshot.columns.items() if column.dtype == TEXT}
+    leaves = {name: _side_leaf(value) for name, value in snapshot.side_values.items()}
+    leaves.update(
+        (name, _tensor(column.values, column.dtype, name))
+        for name, column in snapshot.columns.items()
+        if name not in texts
+    )
+    fields = unflatten(leaves)
+    tree: Tree = {
+        "max_episode_length": snapshot.max_episode_length,
+        "model_weights_id": snapshot.model_weights_id,
+    }
+    for name in COLUMN_FIELDS:
+        if name in fields or name in _ALWAYS_WRITTEN:
+            tree[name] = fields.get(name, {})
+    if snapshot.gaps is not None:
+        tree["gaps"] = _tensor(snapshot.gaps, "bool", "gaps")
+    tree[OURS] = {
+        "version": _VERSION,
+        "uuid": record.uuid,
+        "trajectory_id": record.trajectory_id,
+        "first_row_id": record.first_row_id,
+        "num_epochs": snapshot.num_epochs,
+        "shape": list(snapshot.shape),
+        "columns": list(snapshot.columns),
+        "bytes": [name for name, value in snapshot.side_values.items() if isinstance(value, bytes)],
+        "texts": {name: _text_facts(snapshot.columns[name], name) for name in sorted(texts)},
+    }
+    return tree
+
+
+def _side_leaf(value: SideValue) -> Any:
+    # torch.load(weights_only=True), with which RLinf reads, refuses empty bytes
+    return (
+        _tensor(np.frombuffer(value, np.uint8), "uint8", "") if isinstance(value, bytes) else value
+    )
+
+
+def _text_facts(column: Column, name: str) -> Tree:
+    return {
+        "codes": _tensor(column.values, "int32", name),
+        "table": list(column.table),
+        "per_env": column.per_env,
+    }
+
+
+def _tensor(values: NDArray[Any], dtype: str, name: str) -> Any:
+    # PyTorch warns of memory that it could write to but must not
+    own = values if values.flags.writeable and values.flags.c_contiguous else values.copy(order="C")
+    return wrap_out(own, dtype, "torch", name)
+
+
+def plain_tree(value: Any, num_steps: int) -> Any:
+    """Return a decoded pickle with a `Column` for each tensor.
+
+    Args:
+        value: What was decoded.
+        num_steps: How many instructions made it. What has 16 times as many parts repeats itself,
+            and could keep a reader busy for ever.
+
+    Raises:
+        CorruptFileError: It is nested over 100 deep, has too many parts, or a tensor that no
+            column can hold.
+    """
+    return _Plain(_MOST_VISITS * num_steps).copy(value, 0)
+
+
+class _Plain:
+    """A walk with a limit of visits."""
+
+    def __init__(self, most_visits: int) -> None:
+        self._visits_left = most_visits
+
+    def copy(self, value: Any, depth: int) -> Any:
+        self._visits_left -= 1
+        if depth > _DEEPEST or self._visits_left < 0:
+            raise CorruptFileError("it holds containers that contain each other without end")
+        if isinstance(value, Mapping):
+            return {key: self.copy(entry, depth + 1) for key, entry in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.copy(entry, depth + 1) for entry in value]
+        if isinstance(value, StoredTensor):
+            return value.column()
+        if is_tensor(value):
+            return _column_of(value)
+        return value
+
+
+def _column_of(tensor: Any) -> Column:
+    try:
+        return Column(*copy_in(tensor, ""))
+    except UnsupportedValueError as error:
+        raise CorruptFileError(f"it holds a tensor of no use: {error}") from error
+
+
+def snapshot_of(tree: Tree) -> tuple[str, Snapshot]:
+    """Read the dict of a file that we wrote.
+
+    Args:
+        tree: As `plain_tree` gives it.
+
+    Returns:
+        The uuid of the trajectory, and its rows.
+
+    Raises:
+        CorruptFileError: The dict is none of ours.
+        FormatVersionError: A later release wrote it.
+    """
+    ours = tree[OURS]
+    if not isinstance(ours, Mapping) or not isinstance(ours.get("version"), int):
+        raise CorruptFileError(f"its key {OURS!r} has no version, so another program wrote it")
+    if ours["version"] > _VERSION:
+        raise FormatVersionError(
+            f"it is of version {ours['version']}, but this release knows {_VERSION}; update relive"
+        )
+    try:
+        return str(ours["uuid"]), _Ours(tree, ours).snapshot()
+    except (KeyError, TypeError, AttributeError, ValueError, UnsupportedValueError) as error:
+        if isinstance(error, CorruptFileError):
+            raise
+        raise CorruptFileError(f"its fields do not fit together: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Ours:
+    """The dict of a file of ours, while it is read."""
+
+    tree: Tree
+    facts: Mapping[str, Any]
+
+    def snapshot(self) -> Snapshot:
+        shape = tuple(int(length) for length in self.facts["shape"])
+        leaves = flatten({name: self.tree[name] for name in COLUMN_FIELDS if name in self.tree})
+        columns = {name: self._column(name, leaves) for name in self.facts["columns"]}
+        gaps = self.tree.get("gaps")
+        return Snapshot(
+            num_steps=shape[0],
+            num_envs=shape[1],
+            num_epochs=int(self.facts["num_epochs"]),
+            shape=shape,
+            columns=columns,
+            side_values=self._side_values(leaves),
+            gaps=None if gaps is None else gaps.values,
+            max_episode_length=int(self.tree["max_episode_length"]),
+            model_weights_id=str(self.tree["model_weights_id"]),
+        )
+
+    def _column(self, name: str, leaves: dict[str, Any]) -> Column:
+        text = self.facts["texts"].get(name)
+        if text is None:
+            column = leaves.pop(name)
+            if not isinstance(column, Column):
+                raise CorruptFileError(f"column {name!r} is a {type(column).__name__}")
+            return column
+        codes, table = text["codes"].values, tuple(text["table"])
+        if not all(isinstance(entry, str) for entry in table) or (
+            codes.size and not 0 <= codes.min() <= codes.max() < len(table)
+        ):
+            raise CorruptFileError(f"the codes of text column {name!r} do not fit its table")
+        return Column(codes, TEXT, table, bool(text["per_env"]))
+
+    def _side_values(self, leaves: dict[str, Any]) -> dict[str, SideValue]:
+        side_values: dict[str, SideValue] = {}
+        for name, value in leaves.items():
+            if name in TREE_FIELDS and value == {}:
+                continue  # a tree without leaves
+            if name in self.facts["bytes"]:
+                side_values[name] = value.values.tobytes()
+            elif not isinstance(value, (bool, int, float, str)) and value != {}:
+                raise CorruptFileError(f"it has {name!r}, which is none of its columns")
+            else:
+                side_values[name] = value
+        return side_values

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of many trajectories into one batch.
+
+A batch is filled trajectory by trajectory: `Wanted` says which rows of one trajectory go
+where, `RowBatch` holds the outputs. Small rows are taken, trajectory after trajectory, into a
+scratch in that order and put into the drawn order by one take a column at the end, which costs
+less than scattering each group; large rows are copied once, straight to their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relive.record import Record
+from relive.runs import LEADING, extended_rows
+
+__all__ = ["KeptRows", "RowBatch", "RowSource", "Wanted"]
+
+RowSource = Mapping[str, NDArray[Any]]
+"""Columns of one trajectory by name, `[T * B, ...]` or `[(T + E) * B, ...]`, only read from."""
+
+Items = NDArray[np.void]
+"""Rows as one-dimensional opaque items: taken twice as fast as rows of several numbers."""
+
+_LARGE_ROW_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The rows of one trajectory that a batch needs."""
+
+    record: Record
+    """The trajectory."""
+    rows: NDArray[np.int64]
+    """Row numbers `t * B + b`, `[n]`; may repeat."""
+    positions: NDArray[np.int64]
+    """Where in the batch each goes, `[n]`."""
+    start: int
+    """Number of rows wanted of the trajectories before this one."""
+
+
+class KeptRows(dict[str, NDArray[Any]]):
+    """A `RowSource` that is filled from many times: what a fill works out is kept with it."""
+
+    __slots__ = ("items_of",)
+
+    def __init__(self, columns: RowSource) -> None:
+        """Keep columns, which must not change any more."""
+        super().__init__(columns)
+        self.items_of: dict[str, Items] = {}
+
+
+class RowBatch:
+    """Outputs of one gather: for each column `[N, ...]` in its storage type.
+
+    Not for several threads. Every row must be filled once, by `fill` or `fill_default`.
+    """
+
+    def __init__(
+        self, num_rows: int, empties: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    ) -> None:
+        """Make room.
+
+        Args:
+            num_rows: N.
+            empties: Row shape and storage type of each column wanted.
+        """
+        self._out = {
+            name: np.empty((num_rows, *row_shape), dtype)
+            for name, (row_shape, dtype) in empties.items()
+        }
+        self._scratch = {
+            name: np.empty_like(column)
+            for name, column in self._out.items()
+            if column[:1].nbytes < _LARGE_ROW_BYTES
+        }
+        self._small = {
+            name: _items(column) for name, column in self._scratch.items() if column.nbytes
+        }
+        self._large = {
+            name: column for name, column in self._out.items() if name not in self._scratch
+        }
+        self._positions = np.empty(num_rows, np.int64)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns wanted."""
+        return tuple(self._out)
+
+    def fill(self, wanted: Wanted, source: RowSource) -> None:
+        """Copy the rows wanted of one trajectory, for each column that its source has."""
+        start, stop = wanted.start, wanted.start + len(wanted.rows)
+        self._positions[start:stop] = wanted.positions
+        places = _Places(wanted)
+        kept = source.items_of if isinstance(source, KeptRows) else {}
+        for name, target in self._small.items():
+            items = kept.get(name)
+            if items is None:
+                if name not in source:
+                    continue
+                items = kept[name] = _items(source[name])
+            # mode="clip" skips a buffered copy; the rows were checked against the window before
+            items.take(places.of(name, len(items)), 0, target[start:stop], "clip")
+        for name, out in self._large.items():
+            if name in source:
+                column = source[name]
+                rows = places.of(name, len(column)).tolist()
+                for row, position in zip(rows, wanted.positions.tolist(), strict=True):
+                    out[position] = column[row]
+
+    def fill_default(self, wanted: Wanted, name: str, default: NDArray[Any]) -> None:
+        """Set a column that the trajectory lacks to its declared default."""
+        if name in self._scratch:
+            self._scratch[name][wanted.start : wanted.start + len(wanted.rows)] = default
+        else:
+            self._out[name][wanted.positions] = default
+
+    def finish(self) -> dict[str, NDArray[Any]]:
+        """Return the columns in the order drawn; the caller owns them."""
+        order = np.empty_like(self._positions)
+        order[self._positions] = np.arange(len(order))
+        for name, scratch in self._small.items():
+            scratch.take(order, 0, _items(self._out[name]), "clip")
+        return self._out
+
+
+class _Places:
+    """Where rows lie in columns with and without extra rows; each kind computed once."""
+
+    __slots__ = ("_extended", "_num_rows", "_wanted")
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._num_rows = wanted.record.num_rows
+        self._extended: dict[bool, NDArray[np.int64]] = {}
+
+    def of(self, name: str, length: int) -> NDArray[np.int64]:
+        if length == self._num_rows:
+            return self._wanted.rows
+        leading = name in LEADING
+        if leading not in self._extended:
+            record = self._wanted.record
+            self._extended[leading] = extended_rows(
+                self._wanted.rows,
+                record.num_envs,
+                record.num_steps // record.num_epochs,
+                leading=leading,
+            )
+        return self._extended[leading]
+
+
+def _items(column: NDArray[Any]) -> Items:
+    """View the rows of a column with at least one row and one byte a row as items."""
+    # [rows, ...] -> [rows, bytes] -> [rows] of items
+    flat = column.reshape(len(column), -1)
+    item = np.dtype((np.void, flat.shape[1] * flat.itemsize))
+    return flat.view(item)[:, 0]

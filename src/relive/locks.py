@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lock that makes a process the only writer of a folder.
+
+The truth is a kernel lock, held as long as the writer lives and gone when it dies. Process,
+host and time are written into the lock file for the message only, and for the one case that
+the kernel of this machine cannot judge: a lock that was taken on another host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import sys
+import time
+import weakref
+from pathlib import Path
+
+from relive.errors import StoreLockedError
+
+__all__ = ["LOCK_NAME", "FolderLock"]
+
+LOCK_NAME = "writer.lock"
+
+_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+
+class FolderLock:
+    """A folder locked for writing by this process.
+
+    A forked child lets go of its copy, so that the lock does not outlive the writer.
+    """
+
+    def __init__(self, folder: Path, *, break_lock: bool = False) -> None:
+        """Take the lock.
+
+        Args:
+            folder: The folder; it must exist.
+            break_lock: Whether to take over a lock of another host, or one left on a file
+                system without locks, because the caller knows that its writer is gone.
+
+        Raises:
+            StoreLockedError: Another writer holds it.
+            OSError: The lock file cannot be created.
+        """
+        self._path = folder / LOCK_NAME
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+        self._descriptor = os.open(self._path, flags, 0o644)
+        try:
+            self._take(break_lock)
+            self._write_owner()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        _held.add(self)
+
+    def _take(self, break_lock: bool) -> None:
+        owner = self._read_owner()
+        has_kernel_lock = True
+        if sys.platform == "win32":
+            has_kernel_lock = False
+        else:
+            import fcntl
+
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StoreLockedError(
+                    f"{str(self._path.parent)!r} is open for writing by {_describe(owner)}, but a "
+                    "folder has one writer; close it there, or use another folder",
+                    path=str(self._path.parent),
+                ) from None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                has_kernel_lock = False
+        is_foreign = bool(owner) and (
+            not has_kernel_lock or owner.get("host") != socket.gethostname()
+        )
+        if is_foreign and not break_lock:
+            raise StoreLockedError(
+                f"{str(self._path.parent)!r} was opened for writing by {_describe(owner)} and not "
+                "closed, and this machine cannot tell whether that writer lives; if it does not, "
+                "open the folder with break_lock=True",
+                path=str(self._path.parent),
+            )
+
+    def _read_owner(self) -> dict[str, object]:
+        with contextlib.suppress(ValueError):
+            owner = json.loads(os.pread(self._descriptor, 4096, 0) or b"{}")
+            if isinstance(owner, dict):
+                return owner
+        return {"host": "an unknown host"}
+
+    def _write_owner(self) -> None:
+        owner = {"process": os.getpid(), "host": socket.gethostname(), "time": time.time()}
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, json.dumps(owner).encode("ascii"), 0)
+
+    def release(self) -> None:
+        """Give the lock back; twice is fine."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):  # a folder that is gone needs no lock
+                os.ftruncate(self._descriptor, 0)
+            self.drop()
+
+    def drop(self) -> None:
+        """Let go of the descriptor only: what a forked child does, and what a kill amounts to."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            _held.discard(self)
+
+
+def _describe(owner: dict[str, object]) -> str:
+    if "process" not in owner:
+        return "another writer"
+    return f"process {owner['process']} on {owner.get('host')}"
+
+
+_held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+
+
+def _drop_all_in_child() -> None:
+    for lock in list(_held):
+        lock.drop()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_all_in_child)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The buffer's own random generator, and its state as JSON values."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from relive.errors import CorruptFileError, InvalidArgumentError
+
+__all__ = ["checked_seed", "generator_from_json", "generator_to_json", "new_generator"]
+
+_LARGEST_SEED = (1 << 64) - 1
+
+
+def checked_seed(seed: Any) -> int:
+    """Return the seed, drawn from the system's entropy when it is None.
+
+    A drawn seed has 32 bits, so that RLinf can use it too.
+
+    Raises:
+        InvalidArgumentError: It is negative, too large or no integer.
+    """
+    if seed is None:
+        return secrets.randbits(32)
+    is_integer = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
+    if not is_integer or not 0 <= seed <= _LARGEST_SEED:
+        raise InvalidArgumentError(
+            f"seed is {seed!r}, but must be None or an integer from 0 to 2**64 - 1"
+        )
+    return int(seed)
+
+
+def new_generator(seed: int, stream: Sequence[int]) -> np.random.Generator:
+    """Return a Philox generator; different streams of one seed are independent.
+
+    Args:
+        seed: From `checked_seed`.
+        stream: Integers of at least 0, such as rank and worker.
+
+    Example:
+        >>> new_generator(7, (0,)).integers(100, size=3).tolist()
+        [25, 67, 21]
+    """
+    entropy = np.random.SeedSequence(seed, spawn_key=tuple(stream))
+    return np.random.Generator(np.random.Philox(entropy))
+
+
+def generator_to_json(rng: np.random.Generator) -> dict[str, Any]:
+    """Return the state of a Philox generator as JSON values."""
+    state = rng.bit_generator.state
+    inner = {name: np.asarray(value).tolist() for name, value in state["state"].items()}
+    return {
+        "bit_generator": state["bit_generator"],
+        "state": inner,
+        "buffer": np.asarray(state["buffer"]).tolist(),
+        "buffer_pos": int(state["buffer_pos"]),
+        "has_uint32": int(state["has_uint32"]),
+        "uinteger": int(state["uinteger"]),
+    }
+
+
+def generator_from_json(entry: Mapping[str, Any]) -> np.random.Generator:
+    """Return the generator with a saved state.
+
+    Raises:
+        CorruptFileError: It is no such state.
+    """
+    generator = np.random.Philox()
+    try:
+        inner = entry["state"]
+        generator.state = {
+            "bit_generator": entry["bit_generator"],
+            "state": {
+                "counter": np.array(inner["counter"], np.uint64),
+                "key": np.array(inner["key"], np.uint64),
+            },
+            "buffer": np.array(entry["buffer"], np.uint64),
+            "buffer_pos": entry["buffer_pos"],
+            "has_uint32": entry["has_uint32"],
+            "uinteger": entry["uinteger"],
+        }
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise CorruptFileError(
+            f"a generator's state is {entry!r:.200}, but has no valid form"
+        ) from error
+    return np.random.Generator(generator)

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The index entry of one trajectory, version 1, and its JSON form.
+
+A record says everything about a stored trajectory but its rows: what it is, which row ids it
+has, where its runs lie, and where a format put its bytes. docs/format.md describes the JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import xxhash
+
+from relive.dtypes import storage_dtype
+from relive.errors import CorruptFileError
+from relive.snapshot import TEXT
+
+__all__ = ["ColumnLayout", "Layout", "Record", "quoted_weights_id"]
+
+_LONGEST_QUOTED = 120  # with the id and the ending well below the 255 bytes a file name may have
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnLayout:
+    """How one column of one trajectory is stored."""
+
+    name: str
+    """Full name."""
+    dtype: str
+    """Element type, or "text" for int32 codes."""
+    shape: tuple[int, ...]
+    """`[T, B, ...]` or `[T + E, B, ...]`."""
+    offset: int | None = None
+    """Where its bytes begin in the file, contiguous; None when rows cannot be read in place."""
+    codec: str | None = None
+    """Reserved for compression; None means plain bytes."""
+    variable_length: bool = False
+    """Reserved for ragged columns."""
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+        return self.shape[2:]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the column, the extra ones of each epoch included."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        size = storage_dtype("int32" if self.dtype == TEXT else self.dtype).itemsize
+        for length in self.row_shape:
+            size *= length
+        return size
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole column."""
+        return self.num_rows * self.row_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the columns of a trajectory are stored; equal layouts are shared between records."""
+
+    columns: tuple[ColumnLayout, ...]
+    """In the order of the checksums of a record."""
+
+    def __getitem__(self, name: str) -> ColumnLayout:
+        """Return the layout of one column.
+
+        Raises:
+            KeyError: There is none of this name.
+        """
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        """Tell whether there is a column of this name."""
+        return any(column.name == name for column in self.columns)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return the layout as JSON values."""
+        return [
+            {"name": column.name, "dtype": column.dtype, "shape": list(column.shape)}
+            | ({} if column.offset is None else {"offset": column.offset})
+            | ({} if column.codec is None else {"codec": column.codec})
+            | ({"variable_length": True} if column.variable_length else {})
+            for column in self.columns
+        ]
+
+    @classmethod
+    def from_json(cls, entries: Any) -> Layout:
+        """Read what `to_json` gave.
+
+        Raises:
+            CorruptFileError: It is something else.
+        """
+        try:
+            return cls(
+                tuple(
+                    ColumnLayout(
+                        name=str(entry["name"]),
+                        dtype=_known_dtype(entry["dtype"]),
+                        shape=tuple(_natural(length) for length in entry["shape"]),
+                        offset=None if entry.get("offset") is None else _natural(entry["offset"]),
+                        codec=entry.get("codec"),
+                        variable_length=bool(entry.get("variable_length", False)),
+                    )
+                    for entry in entries
+                )
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise CorruptFileError(
+                f"a layout is {entries!r:.200}, but has no valid form"
+            ) from error
+
+
+def _known_dtype(name: Any) -> str:
+    if name != TEXT:
+        storage_dtype(name)
+    return str(name)
+
+
+def _natural(number: Any) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise ValueError(f"{number!r} is no natural number")
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Everything the index knows about one trajectory."""
+
+    trajectory_id: int
+    """Rises with each trajectory added; never reused in a store."""
+    uuid: str
+    """Names this trajectory in every store and checkpoint it is copied to."""
+    first_row_id: int
+    """Row id of its row 0; the others follow."""
+    shape: tuple[int, ...]
+    """Shape of the tensor that told T and B."""
+    num_epochs: int
+    """E."""
+    max_episode_length: int
+    """As in `Trajectory`."""
+    model_weights_id: str
+    """As in `Trajectory`, unquoted."""
+    format: str
+    """Name of the format that stores it; "" while it is only in memory."""
+    layout: Layout
+    """How its columns are stored."""
+    location: Mapping[str, int] = field(default_factory=dict)
+    """What its format needs to find it, such as the size of its file."""
+    checksums: tuple[str, ...] = ()
+    """xxh3-64 of each column's bytes, 16 hex digits, in the order of the layout; () = unknown."""
+    texts: Mapping[str, tuple[tuple[str, ...], bool]] = field(default_factory=dict)
+    """Of each text column the table, and whether it was given as B strings."""
+    run_lengths: tuple[int, ...] | None = None
+    """Lengths of all runs, env after env; None when each env is one run of T steps."""
+    version_range: tuple[int, int] | None = None
+    """Smallest and largest model version that acted."""
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    """Labels for stratified draws; reserved."""
+    added_at: float = 0.0
+    """When it was added, seconds since 1970 UTC; 0 when unknown."""
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of later versions, kept as they are."""
+
+    @property
+    def num_steps(self) -> int:
+        """T."""
+        return self.shape[0]
+
+    @property
+    def num_envs(self) -> int:
+        """B."""
+        return self.shape[1]
+
+    @property
+    def num_rows(self) -> int:
+        """T * B."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its columns."""
+        return sum(column.size_bytes for column in self.layout.columns)
+
+
+def quoted_weights_id(weights_id: str) -> str:
+    """Return a weights id as it stands in file names and in the index.
+
+    Args:
+        weights_id: Any text.
+
+    Returns:
+        The same for what RLinf writes; else percent-encoded, so that no path escapes the
+        folder, and when too long cut and completed by its xxh3-128.
+
+    Example:
+        >>> quoted_weights_id("../up"), quoted_weights_id("3db5df6d-a5c9")
+        ('..%2Fup', '3db5df6d-a5c9')
+    """
+    quoted = quote(weights_id, safe="", errors="surrogatepass")
+    if len(quoted) <= _LONGEST_QUOTED:
+        return quoted
+    digest = xxhash.xxh3_128_hexdigest(weights_id.encode("utf-8", "surrogatepass"))
+    return f"{quoted[: _LONGEST_QUOTED - 33]}-{digest}"

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records as JSON: the entries of `trajectory_index.json` and of the journal.
+
+An entry has RLinf's five fields, so that its tools read our index, and ours beside them. Fields
+that we do not know are kept and written again. docs/format.md lists them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from relive.errors import CorruptFileError
+from relive.record import Layout, Record, quoted_weights_id
+
+__all__ = ["LayoutTable", "record_from_json", "record_to_json"]
+
+_OURS = frozenset(
+    {
+        "num_samples",
+        "trajectory_id",
+        "max_episode_length",
+        "shape",
+        "model_weights_id",
+        "original_model_weights_id",
+        "uuid",
+        "first_row_id",
+        "num_epochs",
+        "format",
+        "layout",
+        "location",
+        "checksums",
+        "texts",
+        "run_lengths",
+        "version_range",
+        "labels",
+        "added_at",
+    }
+)
+
+
+class LayoutTable:
+    """Numbers the layouts of one file, each distinct one once."""
+
+    def __init__(self, layouts: Sequence[Layout] = ()) -> None:
+        self.layouts: list[Layout] = []
+        """In the order of their numbers."""
+        self._numbers: dict[int, int] = {}  # by identity: formats share equal layouts
+        for layout in layouts:
+            self.number_of(layout)
+
+    def __contains__(self, layout: Layout) -> bool:
+        """Tell whether the layout has a number."""
+        return id(layout) in self._numbers
+
+    def number_of(self, layout: Layout) -> int:
+        """Return the layout's number, giving it the next one if it has none."""
+        number = self._numbers.setdefault(id(layout), len(self.layouts))
+        if number == len(self.layouts):
+            self.layouts.append(layout)
+        return number
+
+
+def record_to_json(record: Record, layout_number: int) -> dict[str, Any]:
+    """Return a record as JSON values, its layout by number."""
+    entry: dict[str, Any] = {
+        "num_samples": record.num_rows,
+        "trajectory_id": record.trajectory_id,
+        "max_episode_length": record.max_episode_length,
+        "shape": list(record.shape),
+        "model_weights_id": quoted_weights_id(record.model_weights_id),
+        "uuid": record.uuid,
+        "first_row_id": record.first_row_id,
+        "num_epochs": record.num_epochs,
+        "format": record.format,
+        "layout": layout_number,
+        "location": dict(record.location),
+        "checksums": list(record.checksums),
+        "added_at": record.added_at,
+    }
+    if entry["model_weights_id"] != record.model_weights_id:
+        entry["original_model_weights_id"] = record.model_weights_id
+    if record.texts:
+        entry["texts"] = {
+            name: {"table": list(table), "per_env": per_env}
+            for name, (table, per_env) in record.texts.items()
+        }
+    if record.run_lengths is not None:
+        entry["run_lengths"] = list(record.run_lengths)
+    if record.version_range is not None:
+        entry["version_range"] = list(record.version_range)
+    if record.labels:
+        entry["labels"] = dict(record.labels)
+    return {**record.others, **entry}
+
+
+def record_from_json(entry: Any, layouts: Sequence[Layout]) -> Record:
+    """Read what `record_to_json` gave.
+
+    Args:
+        entry: The JSON values.
+        layouts: The layouts of the same file, by number.
+
+    Raises:
+        CorruptFileError: It is something else, or contradicts itself.
+    """
+    try:
+        record = _read(entry, layouts)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        raise CorruptFileError(
+            f"an index entry is {entry!r:.300}, but has no valid form"
+        ) from error
+    if record.num_rows != entry["num_samples"] or any(
+        column.shape[:2]
+        not in {record.shape[:2], (record.num_steps + record.num_epochs, record.num_envs)}
+        for column in record.layout.columns
+    ):
+        raise CorruptFileError(f"an index entry is {entry!r:.300}, but its shapes disagree")
+    return record
+
+
+def _read(entry: Any, layouts: Sequence[Layout]) -> Record:
+    number = _natural(entry["layout"])
+    version_range = entry.get("version_range")
+    run_lengths = entry.get("run_lengths")
+    record = Record(
+        trajectory_id=_natural(entry["trajectory_id"]),
+        uuid=str(UUID(entry["uuid"])),
+        first_row_id=_natural(entry["first_row_id"]),
+        shape=tuple(_natural(length) for length in entry["shape"]),
+        num_epochs=_natural(entry["num_epochs"]),
+        max_episode_length=_natural(entry["max_episode_length"]),
+        model_weights_id=_text(entry.get("original_model_weights_id", entry["model_weights_id"])),
+        format=_text(entry["format"]),
+        layout=layouts[number],
+        location={_text(key): _natural(value) for key, value in entry["location"].items()},
+        checksums=tuple(_text(digest) for digest in entry["checksums"]),
+        texts={
+            _text(name): (tuple(_text(t) for t in text["table"]), bool(text["per_env"]))
+            for name, text in entry.get("texts", {}).items()
+        },
+        run_lengths=None if run_lengths is None else tuple(_natural(n) for n in run_lengths),
+        version_range=None
+        if version_range is None
+        else (int(version_range[0]), int(version_range[1])),
+        labels=_mapping(entry.get("labels", {})),
+        added_at=float(entry.get("added_at", 0.0)),
+        others={key: value for key, value in entry.items() if key not in _OURS},
+    )
+    if len(record.shape) < 2 or not record.num_rows or not record.num_epochs:
+        raise ValueError("T, B and E are at least 1")
+    if record.num_steps % record.num_epochs:
+        raise ValueError("E divides T")
+    if record.checksums and len(record.checksums) != len(record.layout.columns):
+        raise ValueError("each column has a checksum, or none has")
+    return record
+
+
+def _natural(number: Any) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 63:
+        raise ValueError(f"{number!r} is no natural number below 2**63")
+    return number
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r} is no object")
+    return value

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Uniform draws over the rows of the window, with replacement."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from relive.index import Window
+from relive.samplers.base import Draw, Sampler
+
+__all__ = ["Uniform"]
+
+
+class Uniform(Sampler):
+    """Each row of the window is drawn with the same probability, at each place of the batch.
+
+    A trajectory's chance is therefore its share of rows. Draws are independent: a row may come
+    several times in a batch.
+    """
+
+    name: ClassVar[str] = "uniform"
+
+    def draw(self, window: Window, num: int, rng: np.random.Generator) -> Draw:
+        """Choose rows, as `Sampler.draw` says."""
+        numbers = rng.integers(0, window.num_rows, num)
+        return Draw(
+            row_ids=window.row_ids(numbers),
+            probabilities=np.full(num, 1.0 / window.num_rows),
+            weights=np.ones(num, np.float32),
+        )

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trajectory as it was at one moment: checked, flat, in memory of our own.
+
+`take_snapshot` is the one door by which a caller's trajectory enters; after it nobody else
+can change what is stored. `restore` is the way back out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relive.columns import flatten, unflatten
+from relive.errors import ColumnMismatchError, UnsupportedValueError
+from relive.runs import LEADING, TRAILING, num_epochs_of, run_breaks, run_lengths
+from relive.tensors import Framework, copy_in, is_array, wrap_out
+from relive.trajectory import COLUMN_FIELDS, SHAPE_FIELDS, TREE_FIELDS, Trajectory
+
+__all__ = ["TEXT", "Column", "SideValue", "Snapshot", "restore", "take_snapshot"]
+
+TEXT = "text"
+"""The element type of text columns, whose values are codes into a table."""
+
+SideValue = Any
+"""What stays with a trajectory beside its columns: bool, int, float, str, bytes, or {}."""
+
+_SIDE_TYPES = (bool, int, float, str, bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of one trajectory."""
+
+    values: NDArray[Any]
+    """Contiguous `[T, B, ...]`, or `[T + E, B, ...]`, in the storage type of `dtype`."""
+    dtype: str
+    """Name of the element type; `TEXT` for int32 codes into `table`."""
+    table: tuple[str, ...] = ()
+    """The strings that the codes of a text column stand for."""
+    per_env: bool = False
+    """Whether a text column was given as B strings, the same at each step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A checked copy of one trajectory. Its arrays are shared, never written to."""
+
+    num_steps: int
+    """T."""
+    num_envs: int
+    """B."""
+    num_epochs: int
+    """E, as far as flags or values tell; else 1."""
+    shape: tuple[int, ...]
+    """Shape of the tensor that told T and B."""
+    columns: Mapping[str, Column]
+    """Every column by its full name."""
+    side_values: Mapping[str, SideValue] = field(default_factory=dict)
+    """What is not a column, by its full name."""
+    gaps: NDArray[np.bool_] | None = None
+    """Recorded gaps, bool `[T, B]`."""
+    max_episode_length: int = 0
+    """As in `Trajectory`."""
+    model_weights_id: str = ""
+    """As in `Trajectory`."""
+
+    @property
+    def num_rows(self) -> int:
+        """T * B."""
+        return self.num_steps * self.num_envs
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all columns."""
+        return sum(column.values.nbytes for column in self.columns.values())
+
+    def run_lengths(self) -> tuple[int, ...] | None:
+        """Return the lengths of all runs, as `relive.runs.run_lengths` does."""
+        flags = {name: self.columns[name].values for name in LEADING & self.columns.keys()}
+        breaks = run_breaks(flags, self.num_steps, self.num_envs, self.num_epochs, self.gaps)
+        return run_lengths(breaks)
+
+    def version_range(self) -> tuple[int, int] | None:
+        """Return the smallest and largest model version that acted, or None if unknown."""
+        column = self.columns.get("versions")
+        if column is None or not column.values.size or column.values.dtype.kind not in "iuf":
+            return None
+        low, high = column.values.min(), column.values.max()
+        if not (np.isfinite(low) and np.isfinite(high)):
+            return None
+        return int(low), int(high)
+
+
+def take_snapshot(trajectory: Trajectory) -> Snapshot:
+    """Check a trajectory and copy it.
+
+    Args:
+        trajectory: Its tensors may be non-contiguous, expanded, on a GPU, read-only or part
+            of a graph; the caller may reuse them afterwards.
+
+    Raises:
+        UnsupportedValueError: A field, value or element type that cannot be stored.
+        ColumnMismatchError: Columns disagree about T, B or E, or nothing tells T and B.
+    """
+    named = _named_values(trajectory)
+    shape = _find_shape(named)
+    num_steps, num_envs = shape[:2]
+    columns: dict[str, Column] = {}
+    side_values: dict[str, SideValue] = {}
+    for name, value in named.items():
+        if is_array(value) and not isinstance(value, np.generic) and not _is_text_array(value):
+            _check_leading_axes(name, tuple(value.shape), num_steps, num_envs)
+    extendable = {
+        name: int(named[name].shape[0])
+        for name in sorted((LEADING | TRAILING) & named.keys())
+        if is_array(named[name])
+    }
+    num_epochs = num_epochs_of(extendable, num_steps)
+    for name, value in named.items():
+        text = _text_column(name, value, num_steps, num_envs)
+        if text is not None:
+            columns[name] = text
+        elif is_array(value) and not isinstance(value, np.generic):
+            columns[name] = Column(*copy_in(value, name))
+        else:
+            side_values[name] = _side_value(name, value)
+    return Snapshot(
+        num_steps=num_steps,
+        num_envs=num_envs,
+        num_epochs=num_epochs,
+        shape=shape,
+        columns=columns,
+        side_values=side_values,
+        gaps=_copy_gaps(trajectory.gaps, num_steps, num_envs),
+        max_episode_length=_checked_length(trajectory.max_episode_length),
+        model_weights_id=_checked_weights_id(trajectory.model_weights_id),
+    )
+
+
+def restore(snapshot: Snapshot, framework: Framework = "torch") -> Trajectory:
+    """Build a `Trajectory` with the same values, in memory that the caller owns.
+
+    Raises:
+        UnsupportedValueError: NumPy was asked for, but a column's type does not exist there.
+    """
+    flat: dict[str, Any] = dict(snapshot.side_values)
+    for name, column in snapshot.columns.items():
+        if column.dtype == TEXT:
+            texts = np.array(column.table, dtype=object)[column.values].tolist()
+            flat[name] = texts[0] if column.per_env else texts
+        else:
+            flat[name] = wrap_out(column.values.copy(), column.dtype, framework, name)
+    trajectory = Trajectory(
+        max_episode_length=snapshot.max_episode_length, model_weights_id=snapshot.model_weights_id
+    )
+    for name, value in unflatten(flat).items():
+        setattr(trajectory, name, value)
+    if snapshot.gaps is not None:
+        trajectory.gaps = wrap_out(snapshot.gaps.copy(), "bool", framework, "gaps")
+    return trajectory
+
+
+def _named_values(trajectory: Trajectory) -> dict[str, Any]:
+    if not isinstance(trajectory, Trajectory):
+        raise UnsupportedValueError(
+            f"a trajectory is a {type(trajectory).__name__}, but only relive.Trajectory can be "
+            "added; build one, its fields are those of RLinf"
+        )
+    tree: dict[str, Any] = {}
+    for name in COLUMN_FIELDS:
+        value = getattr(trajectory, name)
+        is_tree = isinstance(value, Mapping)
+        if is_tree != (name in TREE_FIELDS) and value is not None:
+            holds = "a dict" if name in TREE_FIELDS else "a tensor or array"
+            raise UnsupportedValueError(
+                f"field {name!r} is a {type(value).__name__}, but it holds {holds}", column=name
+            )
+        if not is_tree or value:
+            tree[name] = value
+    return flatten(tree)
+
+
+def _find_shape(named: Mapping[str, Any]) -> tuple[int, ...]:
+    observations = [name for name in named if name.startswith(("curr_obs/", "next_obs/"))]
+    for name in (*SHAPE_FIELDS, *observations):
+        value = named.get(name)
+        if value is None or not is_array(value) or _is_text_array(value):
+            continue
+        shape = tuple(int(length) for length in value.shape)
+        if len(shape) < 2 or not shape[0] or not shape[1]:
+            raise ColumnMismatchError(
+                f"column {name!r} is {list(shape)}, but columns are [T, B, ...] with T and B at "
+                "least 1",
+                column=name,
+            )
+        return shape
+    raise ColumnMismatchError(
+        "the trajectory has neither actions, rewards, prev_logprobs nor an observation, but one "
+        "of them must tell T and B; set one"
+    )
+
+
+def _check_leading_axes(name: str, shape: tuple[int, ...], num_steps: int, num_envs: int) -> None:
+    may_extend = name in LEADING | TRAILING
+    fits = len(shape) >= 2 and shape[1] == num_envs and (may_extend or shape[0] == num_steps)
+    if not fits:
+        rows = "T or T + E" if may_extend else "T"
+        raise ColumnMismatchError(
+            f"column {name!r} is {list(shape)}, but the trajectory is [T, B] = "
+            f"[{num_steps}, {num_envs}]; each column must be [{rows}, B, ...]",
+            column=name,
+        )
+
+
+def _is_text_array(value: object) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind in "UO"
+
+
+def _text_column(name: str, value: Any, num_steps: int, num_envs: int) -> Column | None:
+    """Read a list of B strings, or T lists of B strings; None when it is no list."""
+    if _is_text_array(value):
+        value = value.tolist()
+    if not isinstance(value, (list, tuple)):
+        return None
+    per_env = all(isinstance(entry, str) for entry in value)
+    rows = [value] if per_env else value
+    if len(rows) != (1 if per_env else num_steps) or not all(
+        isinstance(row, (list, tuple))
+        and len(row) == num_envs
+        and all(isinstance(entry, str) for entry in row)
+        for row in rows
+    ):
+        raise UnsupportedValueError(
+            f"column {name!r} is a list, but lists hold text: B = {num_envs} strings, or "
+            f"T = {num_steps} lists of B strings; make anything else a tensor [T, B, ...] (pad "
+            "what has no fixed length)",
+            column=name,
+        )
+    codes_of: dict[str, int] = {}
+    codes = [[codes_of.setdefault(entry, len(codes_of)) for entry in row] for row in rows]
+    values = np.broadcast_to(np.array(codes, np.int32), (num_steps, num_envs))
+    return Column(np.ascontiguousarray(values), TEXT, tuple(codes_of), per_env)
+
+
+def _side_value(name: str, value: Any) -> SideValue:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if name in COLUMN_FIELDS or not (
+        isinstance(value, _SIDE_TYPES) or (isinstance(value, Mapping) and not value)
+    ):
+        raise UnsupportedValueError(
+            f"{name!r} is a {type(value).__name__}, but a column is a tensor, an array or lists of "
+            "strings, and a side value below extras or an observation is a bool, int, float, str "
+            "or bytes; convert it",
+            column=name,
+        )
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _copy_gaps(gaps: Any, num_steps: int, num_envs: int) -> NDArray[np.bool_] | None:
+    if gaps is None:
+        return None
+    if not is_array(gaps):
+        raise UnsupportedValueError(
+            f"gaps is a {type(gaps).__name__}, but must be a bool tensor or array [T, B]",
+            column="gaps",
+        )
+    copied, dtype = copy_in(gaps, "gaps")
+    if dtype != "bool" or copied.shape != (num_steps, num_envs):
+        raise ColumnMismatchError(
+            f"gaps is {dtype} {list(copied.shape)}, but must be bool [T, B] = "
+            f"[{num_steps}, {num_envs}]",
+            column="gaps",
+        )
+    return copied
+
+
+def _checked_length(length: Any) -> int:
+    if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 0:
+        raise UnsupportedValueError(
+            f"max_episode_length is {length!r}, but must be an integer of at least 0",
+            column="max_episode_length",
+        )
+    return int(length)
+
+
+def _checked_weights_id(weights_id: Any) -> str:
+    if not isinstance(weights_id, str):
+        raise UnsupportedValueError(
+            f"model_weights_id is a {type(weights_id).__name__}, but must be text",
+            column="model_weights_id",
+        )
+    return weights_id

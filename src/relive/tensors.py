@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The edge between the caller's tensors or arrays and the NumPy arrays held inside.
+
+PyTorch is imported here, when a tensor is first made; recognising one needs no import, since
+a tensor can only exist once its program has imported PyTorch.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relive.dtypes import DTYPE_NAMES, has_numpy_type, storage_dtype
+from relive.errors import UnsupportedValueError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Framework", "copy_in", "is_array", "is_tensor", "wrap_out"]
+
+Framework = Literal["torch", "numpy"]
+"""What batches and trajectories are made of when they leave."""
+
+
+def is_tensor(value: object) -> bool:
+    """Tell whether the value is a PyTorch tensor, without importing PyTorch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_array(value: object) -> bool:
+    """Tell whether the value is a tensor or a NumPy array or scalar."""
+    return isinstance(value, (np.ndarray, np.generic)) or is_tensor(value)
+
+
+def copy_in(value: Any, column: str) -> tuple[NDArray[Any], str]:
+    """Copy a tensor or array into memory of our own: detached, on the CPU, contiguous.
+
+    Args:
+        value: A tensor on any device, strided in any way, or a NumPy array; may be read-only.
+        column: The column's name, for the error.
+
+    Returns:
+        The copy in its storage type, and the name of its element type.
+
+    Raises:
+        UnsupportedValueError: The element type or the tensor's layout cannot be stored.
+    """
+    if is_tensor(value):
+        return _copy_tensor(value, column)
+    array = np.asarray(value)
+    native = array.dtype.newbyteorder("=")
+    if not has_numpy_type(native.name):
+        raise UnsupportedValueError(
+            f"column {column!r} is a NumPy array of {array.dtype}, but columns hold "
+            f"{', '.join(name for name in DTYPE_NAMES if has_numpy_type(name))}; convert it",
+            column=column,
+        )
+    return np.array(array, dtype=native, order="C", copy=True), native.name
+
+
+def _copy_tensor(tensor: torch.Tensor, column: str) -> tuple[NDArray[Any], str]:
+    import torch
+
+    name = str(tensor.dtype).removeprefix("torch.")
+    if (
+        tensor.layout is not torch.strided
+        or tensor.device.type == "meta"
+        or name not in DTYPE_NAMES
+    ):
+        raise UnsupportedValueError(
+            f"column {column!r} is a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device}, "
+            f"but columns hold dense tensors of {', '.join(DTYPE_NAMES)}; convert it",
+            column=column,
+        )
+    own = torch.empty(tensor.shape, dtype=tensor.dtype)
+    with torch.no_grad():
+        own.copy_(tensor.detach().resolve_conj().resolve_neg())
+    if has_numpy_type(name):
+        return own.numpy(), name
+    flat = own.reshape(-1).view(torch.uint8).numpy()
+    return flat.view(storage_dtype(name)).reshape(tuple(tensor.shape)), name
+
+
+def wrap_out(array: NDArray[Any], dtype: str, framework: Framework, column: str) -> Any:
+    """Hand an array of ours to the caller as what he asked for, without a copy.
+
+    Args:
+        array: Writable and contiguous, in the storage type of `dtype`; the caller owns it after.
+        dtype: The name of its element type.
+        framework: What to make of it.
+        column: The column's name, for the error.
+
+    Raises:
+        UnsupportedValueError: NumPy was asked for, but has no such element type.
+    """
+    if framework == "numpy":
+        if not has_numpy_type(dtype):
+            raise UnsupportedValueError(
+                f"column {column!r} is {dtype}, but NumPy has no such type; "
+                'use framework="torch" or leave the column out with columns=',
+                column=column,
+            )
+        return array
+    import torch
+
+    if has_numpy_type(dtype):
+        return torch.from_numpy(array)
+    flat = torch.from_numpy(array.reshape(-1).view(np.uint8))
+    return flat.view(getattr(torch, dtype)).reshape(array.shape)

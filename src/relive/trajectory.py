@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Trajectory`: what rollouts produce and what a buffer stores, `[T, B, ...]`.
+
+Axes and terms (T, B, E, row, run) are those of docs/glossary.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+__all__ = ["COLUMN_FIELDS", "FLAG_FIELDS", "SHAPE_FIELDS", "TREE_FIELDS", "Trajectory"]
+
+FLAG_FIELDS = ("dones", "terminations", "truncations")
+"""Fields that may have T + E rows: the first of each epoch is the state before its first step."""
+
+SHAPE_FIELDS = ("actions", "rewards", "prev_logprobs")
+"""Fields that tell T and B, in this order; after them any observation does."""
+
+TREE_FIELDS = ("forward_inputs", "curr_obs", "next_obs", "extras")
+"""Fields that hold a nested dict."""
+
+
+@dataclass
+class Trajectory:
+    """One rollout of T chunk steps in B parallel envs, possibly over E rollout epochs.
+
+    Every field is optional and may be assigned; nothing is checked or copied before the
+    trajectory is added to a buffer. Wherever a tensor may stand, a NumPy array may too.
+    Columns are `[T, B, ...]`, T first.
+    """
+
+    max_episode_length: int = 0
+    """The longest an episode may last, in chunk steps; 0 when unknown."""
+    model_weights_id: str = ""
+    """Names the model weights that acted; any text."""
+    actions: Any = None
+    """What was played, `[T, B, ...]`."""
+    intervene_flags: Any = None
+    """Whether a human took over, bool `[T, B, ...]`."""
+    rewards: Any = None
+    """Reward of each chunk step, `[T, B, ...]`."""
+    terminations: Any = None
+    """Whether the step ended its episode for good, bool `[T, B, ...]` or `[T + E, B, ...]`."""
+    truncations: Any = None
+    """Whether the step was cut off by a limit, bool `[T, B, ...]` or `[T + E, B, ...]`."""
+    dones: Any = None
+    """Whether the step ended its episode in any way, bool `[T, B, ...]` or `[T + E, B, ...]`."""
+    prev_logprobs: Any = None
+    """Log-probability of the action under the acting policy, `[T, B, ...]`."""
+    prev_values: Any = None
+    """Value estimates; with T + E rows the last of each epoch is its bootstrap value."""
+    versions: Any = None
+    """Version of the model that acted, `[T, B, ...]`."""
+    forward_inputs: dict[str, Any] = field(default_factory=dict)
+    """What the policy needs to repeat its forward pass: a nested dict of `[T, B, ...]`."""
+    curr_obs: dict[str, Any] = field(default_factory=dict)
+    """Observations before the step: a nested dict of `[T, B, ...]`."""
+    next_obs: dict[str, Any] = field(default_factory=dict)
+    """Observations after the step, before any reset: a nested dict of `[T, B, ...]`."""
+    extras: dict[str, Any] = field(default_factory=dict)
+    """Further columns and side values: a nested dict."""
+    gaps: Any = None
+    """Whether the next chunk step does not follow this one, bool `[T, B]`; no run crosses one."""
+
+
+COLUMN_FIELDS = tuple(
+    spec.name
+    for spec in fields(Trajectory)
+    if spec.name not in {"max_episode_length", "model_weights_id", "gaps"}
+)
+"""Fields whose values become columns or side values, in the order of the dataclass."""
