@@ -116,7 +116,7 @@ def add(session: Session) -> list[Case]:
         session.note(f"add: {name} trajectories to {where}")
         workload = WORKLOADS[name]
         count = max(3, min(20, (128 << 20) // workload.trajectory_bytes))
-        options = {"auto_save": auto_save, "enable_cache": not auto_save, "window": 20}
+        options = {"auto_save": auto_save, "enable_cache": True, "window": 20}  # as by default
         for peer in session.peers:
             folder = _folder(session, peer)
             peer.call("open", {"workload": name, "folder": str(folder), **options})
@@ -167,6 +167,9 @@ def journal(session: Session) -> list[Case]:
             cases.append(Case("journal", name, rows, (measured,)))
         peer.call("close")
         shutil.rmtree(folder)
+        few, many = (case.measured[0].median_s for case in cases[-2:])
+        first, last = (f"{count:,}th" for count in counts[peer.name])
+        session.note(f"journal: {peer.name}'s {last} add costs {many / few:.2f} times its {first}")
     return _merged(cases)
 
 

@@ -4,57 +4,52 @@
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn, overload
+from typing import Any, NoReturn
 
-import numpy as np
-from numpy.typing import NDArray
-
-from relive.batches import SampleInfo, TextForm, build_batch, choose_columns
+from relive.buffer_reader import BufferReader
 from relive.cache import TrajectoryCache
-from relive.checkpoint import check_apart, metadata_of, save_checkpoint
+from relive.checkpoint import (
+    check_apart,
+    metadata_of,
+    save_checkpoint,
+    write_trajectories,
+)
 from relive.checkpoint_reading import read_checkpoint
-from relive.columns import Tree
 from relive.disk import Disk, Durability
+from relive.draws import Draws
 from relive.errors import (
-    ClosedError,
-    CorruptFileError,
-    EmptyBufferError,
     ForkedError,
     InvalidArgumentError,
     UnsupportedValueError,
 )
-from relive.folder import IfExists, open_folder
+from relive.folder import IfExists, OpenedFolder, open_folder
 from relive.format_set import FormatSet
 from relive.formats import Format
 from relive.index_file import METADATA_NAME, IndexContents, read_metadata
 from relive.lifetime import unwatch, watch
 from relive.limits import Limits
-from relive.options import check_count, check_options
+from relive.options import check_options
 from relive.randomness import (
     checked_seed,
-    generator_from_json,
-    generator_to_json,
-    new_generator,
 )
-from relive.record import Record
+from relive.replay import Replay
 from relive.restoring import numbering_after, restore_entries
 from relive.samplers import Sampler, Uniform
 from relive.sharding import shard_bounds
-from relive.snapshot import restore, take_snapshot
+from relive.snapshot import take_snapshot
 from relive.spec import Columns, conform
-from relive.store import Store, View
+from relive.store import Store
 from relive.tensors import Framework
 from relive.trajectory import Trajectory
 
 __all__ = ["TrajectoryReplayBuffer"]
 
 
-class TrajectoryReplayBuffer:
+class TrajectoryReplayBuffer(BufferReader):
     """Trajectories on disk, sampled one transition at a time.
 
     A buffer owns one folder, or none. Its index lives in memory; rows come from the write
@@ -132,75 +127,63 @@ class TrajectoryReplayBuffer:
             framework=framework,
             stream=stream,
         )
-        self.seed = checked_seed(seed)
-        """The seed in use."""
+        limits = limits or Limits()
         self.auto_save = auto_save
         """Whether trajectories are stored as they are added."""
         self.auto_save_path = os.fspath(auto_save_path) if auto_save else None
         """The folder, or None."""
-        self.sample_window_size = sample_window_size
-        """How many of the newest trajectories may be drawn; 0 = all."""
-        self._framework: Framework = framework
         self._columns = columns or Columns()
-        self._stream = tuple(stream)
-        self._rng = new_generator(self.seed, self._stream)
-        self._sampler = sampler or Uniform()
-        self._draw_lock = threading.Lock()
+        self._process = os.getpid()
         self._formats = FormatSet(trajectory_format, allow_pickle=allow_pickle)
         self.trajectory_format = self._formats.own.name
         """Name of the format of new trajectories."""
         self._cache = TrajectoryCache(
-            cache_size if enable_cache else 0, max_bytes=(limits or Limits()).cache_bytes
+            cache_size if enable_cache else 0, max_bytes=limits.cache_bytes
         )
-        self._num_drawn = 0
-        self._is_closed = False
-        self._process = os.getpid()
-        disk = self._open_disk(if_exists, break_lock, durability) if auto_save else None
-        self._store = Store(
+        draws = Draws(sampler or Uniform(), checked_seed(seed), stream)
+        opened = self._open_folder(if_exists, break_lock) if auto_save else None
+        disk = None if opened is None else self._open_disk(opened, durability)
+        store = Store(
             disk=disk,
             cache=self._cache,
-            limits=limits or Limits(),
+            limits=limits,
             remembered=sample_window_size,
             declared=self._columns,
-            on_change=self._tell_sampler,
+            on_change=draws.tell,
         )
-        if disk is not None:
-            self._go_on(disk)
-        watch(self, close_at_exit=disk is not None)
+        super().__init__(store, draws, sample_window_size=sample_window_size, framework=framework)
+        if opened is not None and opened.found is not None:
+            self._go_on(opened.found)
+        watch(self, close_at_exit=auto_save)
 
-    def _open_disk(self, if_exists: IfExists, break_lock: bool, durability: Durability) -> Disk:
+    def _open_folder(self, if_exists: IfExists, break_lock: bool) -> OpenedFolder:
         assert self.auto_save_path is not None
         folder = Path(self.auto_save_path).absolute()
-        opened = open_folder(folder, self._formats, if_exists=if_exists, break_lock=break_lock)
+        return open_folder(folder, self._formats, if_exists=if_exists, break_lock=break_lock)
+
+    def _open_disk(self, opened: OpenedFolder, durability: Durability) -> Disk:
         try:
             found = opened.found
             if found is not None and found.contents.schema is not None:
                 found.contents.schema = conform(found.contents.schema, self._columns)
-            self._resumed = found is not None
-            self._resumed_cleanly = found is not None and found.is_closed
             return Disk(
-                folder,
-                opened,
-                formats=self._formats,
-                durability=durability,
-                metadata=self._metadata,
+                opened, formats=self._formats, durability=durability, metadata=self._metadata
             )
         except BaseException:
             opened.lock.release()
             raise
 
-    def _go_on(self, disk: Disk) -> None:
+    def _go_on(self, found: Replay) -> None:
         """Continue the draws of a store that was closed, or begin another stream after a kill."""
-        if self._resumed_cleanly:
+        disk = self._store.disk
+        assert disk is not None
+        if found.was_closed:
             ours = read_metadata(disk.folder / METADATA_NAME).get("relive", {})
             if ours.get("state"):
-                self._load_draws(ours["state"])
-        elif self._resumed:
-            self._rng = new_generator(self.seed, (*self._stream, disk.contents.generation, 1))
-        for record in (
-            self._store.index.newest(self._cache.max_size) if self._cache.max_size else ()
-        ):
-            self._store.cache(record.trajectory_id)
+                self._draws.load_state_dict(ours["state"])
+        else:
+            self._draws.begin_stream(self._draws.stream, found.contents.numbering.next_row_id, 1)
+        self._store.fill_cache()
 
     def add_trajectories(self, trajectories: Iterable[Trajectory]) -> list[int]:
         """Add trajectories: all of them or, when it raises, none.
@@ -230,138 +213,6 @@ class TrajectoryReplayBuffer:
                 "trajectories is one Trajectory, but must be a list; put it in brackets"
             )
         return self._store.put([take_snapshot(trajectory) for trajectory in trajectories])
-
-    @overload
-    def sample(
-        self,
-        num_chunks: int,
-        *,
-        return_info: Literal[False] = False,
-        columns: Sequence[str] | None = None,
-        text: TextForm = "strings",
-    ) -> Tree: ...
-
-    @overload
-    def sample(
-        self,
-        num_chunks: int,
-        *,
-        return_info: Literal[True],
-        columns: Sequence[str] | None = None,
-        text: TextForm = "strings",
-    ) -> tuple[Tree, SampleInfo]: ...
-
-    def sample(
-        self,
-        num_chunks: int,
-        *,
-        return_info: bool = False,
-        columns: Sequence[str] | None = None,
-        text: TextForm = "strings",
-    ) -> Tree | tuple[Tree, SampleInfo]:
-        """Draw transitions from the window.
-
-        Each trajectory drawn from is read at most once.
-
-        Args:
-            num_chunks: How many rows, at least 1. Exactly so many come, however few there are.
-            return_info: Whether to return as well where the rows come from.
-            columns: Full names, or names of whole dicts, to read only those; None for all.
-            text: What text columns become: lists of strings, or int64 codes, whose strings are
-                in `info.texts`.
-
-        Returns:
-            The trajectories' nested dict with each column as `[num_chunks, ...]`, in its stored
-            dtype and in random order; and the `SampleInfo` if asked for. The caller owns the
-            memory.
-
-        Raises:
-            InvalidArgumentError: An argument is out of range or unknown.
-            EmptyBufferError: The window holds no row.
-            ColumnMismatchError: There is no such column.
-            UnsupportedValueError: NumPy has no type for a column.
-            MissingFileError: The file of a trajectory is gone.
-            CorruptFileError: The file of a trajectory is damaged.
-            ClosedError: The buffer is closed.
-        """
-        self._check_open()
-        check_count("num_chunks", num_chunks)
-        if text not in ("strings", "codes") or (text == "codes" and not return_info):
-            raise InvalidArgumentError(
-                f"text is {text!r}, but must be 'strings', or 'codes' with return_info=True"
-            )
-        with self._store.view(self.sample_window_size) as view:
-            if not view.window.num_rows or view.schema is None:
-                raise EmptyBufferError("the window holds no row; call add_trajectories() first")
-            names = choose_columns(view.schema, columns, self._framework)
-            with self._draw_lock:
-                draw = self._sampler.draw(view.window, num_chunks, self._rng)
-                self._num_drawn += num_chunks
-            batch, tables = self._store.gather(view, draw.row_ids, names)
-            batch = self._sampler.finish(batch, draw)
-            info = self._info(view, draw.row_ids, tables) if return_info else {}
-        whole = build_batch(batch, tables, view.schema, self._framework, text)
-        if not return_info:
-            return whole
-        return whole, SampleInfo(**info, weights=draw.weights, probabilities=draw.probabilities)
-
-    def _info(
-        self, view: View, row_ids: NDArray[np.int64], tables: Mapping[str, Sequence[str]]
-    ) -> dict[str, Any]:
-        position, rows = view.window.locate(row_ids)
-        trajectory_ids = view.window.trajectory_ids[position]
-        num_envs = self._store.num_envs_of(trajectory_ids)
-        return {
-            "row_ids": row_ids,
-            "trajectory_ids": trajectory_ids,
-            "steps": rows // num_envs,
-            "envs": rows % num_envs,
-            "texts": tables,
-        }
-
-    def gather(
-        self, row_ids: NDArray[np.int64] | Sequence[int], *, columns: Sequence[str] | None = None
-    ) -> Tree:
-        """Return rows by their ids, inside the window or not, as `sample` would.
-
-        Args:
-            row_ids: Such as `info.row_ids`, any number of at least 1, `[N]`.
-            columns: As in `sample`.
-
-        Raises:
-            InvalidArgumentError: `row_ids` is not a list of integers.
-            EvictedError: A row is no longer there.
-            ColumnMismatchError: There is no such column.
-            MissingFileError: The file of a trajectory is gone.
-            CorruptFileError: The file of a trajectory is damaged.
-            ClosedError: The buffer is closed.
-        """
-        self._check_open()
-        ids = np.asarray(row_ids)
-        if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
-            raise InvalidArgumentError(
-                f"row_ids is {ids.dtype} {list(ids.shape)}, but must be integers [N] with N >= 1"
-            )
-        with self._store.view(0) as view:
-            if view.schema is None:
-                view.window.locate(ids.astype(np.int64))
-                raise EmptyBufferError("the buffer holds no row; call add_trajectories() first")
-            names = choose_columns(view.schema, columns, self._framework)
-            batch, tables = self._store.gather(view, ids.astype(np.int64), names)
-        return build_batch(batch, tables, view.schema, self._framework, "strings")
-
-    def trajectory(self, trajectory_id: int) -> Trajectory:
-        """Return one trajectory, bit-equal to what was added, T + E flag rows included.
-
-        Raises:
-            EvictedError: It is no longer there.
-            MissingFileError: Its file is gone.
-            CorruptFileError: Its file is damaged.
-            UnsupportedValueError: NumPy has no type for a column.
-            ClosedError: The buffer is closed.
-        """
-        self._check_open()
-        return restore(self._store.read(trajectory_id), self._framework)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything added so far is stored as `durability` says.
@@ -394,6 +245,10 @@ class TrajectoryReplayBuffer:
         self._check_writable()
         self._store.delete(trajectory_ids)
 
+    def clear_cache(self) -> None:
+        """Empty the cache. Nothing is lost: what no file has is not in the cache alone."""
+        self._cache.clear()
+
     def clear(self) -> None:
         """Take all trajectories out, files included. The next ids go on where they were.
 
@@ -404,10 +259,6 @@ class TrajectoryReplayBuffer:
         """
         self._check_writable()
         self._store.clear()
-
-    def clear_cache(self) -> None:
-        """Empty the cache. Nothing is lost: what no file has is not in the cache alone."""
-        self._cache.clear()
 
     def close(self) -> None:
         """Store everything, complete the JSON files and let go of the folder; twice is fine.
@@ -435,121 +286,6 @@ class TrajectoryReplayBuffer:
     ) -> None:
         """Close the buffer."""
         self.close()
-
-    def __len__(self) -> int:
-        """Return `size`."""
-        return self.size
-
-    @property
-    def size(self) -> int:
-        """Trajectories added and loaded, less those evicted by limits or deleted.
-
-        Without `auto_save` those that fell out of the window count too, though they can no
-        longer be drawn.
-        """
-        return len(self._store.index) + self._store.num_forgotten
-
-    @property
-    def total_samples(self) -> int:
-        """Rows of the trajectories that `size` counts."""
-        return self._store.index.num_rows + self._store.num_forgotten_rows
-
-    @property
-    def trajectory_counter(self) -> int:
-        """The id that the next trajectory gets."""
-        return self._store.index.numbering.next_trajectory_id
-
-    def is_ready(self, min_size: int) -> bool:
-        """Tell whether `size` is at least this many trajectories."""
-        return self.size >= min_size
-
-    async def is_ready_async(self, min_size: int, timeout_s: float | None = None) -> bool:
-        """Tell whether `size` is at least this many trajectories, waiting for it if asked to.
-
-        Args:
-            min_size: In trajectories.
-            timeout_s: How long to wait for it, in seconds; None answers at once.
-        """
-        if timeout_s is None or self.is_ready(min_size):
-            return self.is_ready(min_size)
-        return await self._store.wait_for_additions(lambda: self.is_ready(min_size), timeout_s)
-
-    def get_stats(self) -> dict[str, float]:
-        """Return what the buffer holds and did, as flat floats.
-
-        `num_trajectories`, `total_samples` and `cache_size` are RLinf's. Of the others,
-        `sampleable_*` count what the window holds, `pending_*` what waits to be written,
-        `size_bytes` the columns of all trajectories.
-        """
-        with self._store.view(self.sample_window_size) as view:
-            stats = {
-                "num_trajectories": self.size,
-                "total_samples": self.total_samples,
-                "cache_size": len(self._cache) if self.auto_save else self._store.num_resident,
-                "sampleable_trajectories": len(view.window.trajectory_ids),
-                "sampleable_samples": view.window.num_rows,
-                "sampled_chunks": self._num_drawn,
-                "trajectory_counter": self.trajectory_counter,
-                "size_bytes": self._store.index.size_bytes,
-                "cache_bytes": self._cache.size_bytes,
-                "pending_trajectories": self._store.num_resident if self.auto_save else 0,
-                "pending_bytes": self._store.disk.pending_bytes if self._store.disk else 0,
-            }
-        return {name: float(value) for name, value in stats.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return generator, sampler state and counters, as JSON values."""
-        with self._draw_lock:
-            return {
-                "version": 1,
-                "seed": self.seed,
-                "stream": list(self._stream),
-                "generator": generator_to_json(self._rng),
-                "sampler": {
-                    "name": self._sampler.name,
-                    "state": dict(self._sampler.state_dict()),
-                },
-                "sampled_chunks": self._num_drawn,
-                "trajectory_counter": self.trajectory_counter,
-                "next_row_id": self._store.index.numbering.next_row_id,
-            }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state: the next batch is the one that would have come.
-
-        Counters only move forward. The state of another kind of sampler is left out, with a
-        warning.
-
-        Raises:
-            CorruptFileError: It is no such state; nothing changed.
-        """
-        self._check_open()
-        self._load_draws(state)
-        numbering = self._store.index.numbering
-        self._store.index.numbering = numbering.at_least(
-            int(state.get("trajectory_counter", 0)), int(state.get("next_row_id", 0))
-        )
-
-    def _load_draws(self, state: Mapping[str, Any]) -> None:
-        try:
-            seed, stream = int(state["seed"]), tuple(int(n) for n in state["stream"])
-            generator = generator_from_json(state["generator"])
-            name, inner = state["sampler"]["name"], state["sampler"]["state"]
-            num_drawn = int(state.get("sampled_chunks", 0))
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptFileError(
-                f"a buffer's state is {state!r:.200}, but has no valid form"
-            ) from error
-        with self._draw_lock:
-            self.seed, self._stream, self._rng = seed, stream, generator
-            self._num_drawn = num_drawn
-            if name == self._sampler.name:
-                self._sampler.load_state_dict(inner)
-        if name != self._sampler.name:
-            warnings.warn(
-                f"the saved state is of sampler {name!r}, so {self._sampler.name!r} starts anew",
-                stacklevel=3,
-            )
 
     def save_checkpoint(self, save_path: str | os.PathLike[str]) -> None:
         """Save the window and everything needed to go on from it. The buffer is unchanged.
@@ -580,7 +316,7 @@ class TrajectoryReplayBuffer:
             save_checkpoint(
                 path,
                 contents,
-                lambda folder: self._store.write_to(folder, view.window, self._formats),
+                lambda folder: write_trajectories(self._store, view.window, folder, self._formats),
                 lambda whole: self._metadata_of(whole, "checkpoint", state),
             )
 
@@ -643,12 +379,11 @@ class TrajectoryReplayBuffer:
                 num_in_memory=self._cache.max_size if self.auto_save else self.sample_window_size,
             )
         if is_distributed:
-            self._stream = (local_rank, world_size)
             # the counter keeps a later load from repeating the draws of this one
-            stream = (*self._stream, checkpoint.numbering.next_trajectory_id)
-            self._rng = new_generator(self.seed, stream)
+            counter = checkpoint.numbering.next_trajectory_id
+            self._draws.begin_stream((local_rank, world_size), counter)
         elif checkpoint.state is not None:
-            self._load_draws(checkpoint.state)
+            self._draws.load_state_dict(checkpoint.state)
         if stop == start:
             warnings.warn(
                 f"rank {local_rank} of {world_size} loaded no trajectory: {str(path)!r} holds "
@@ -672,17 +407,9 @@ class TrajectoryReplayBuffer:
             sample_window_size=self.sample_window_size,
         )
 
-    def _tell_sampler(self, record: Record, was_added: bool) -> None:
-        with self._draw_lock:
-            if was_added:
-                self._sampler.on_add(record)
-            else:
-                self._sampler.on_remove(record)
-
     def after_fork(self) -> None:
         """Become a copy that can sample, on a stream of its own, and write nothing."""
-        self._draw_lock = threading.Lock()
-        self._rng = new_generator(self.seed, (*self._stream, os.getpid()))
+        self._draws.after_fork()
         self._store.after_fork()
 
     def __reduce__(self) -> NoReturn:
@@ -695,10 +422,6 @@ class TrajectoryReplayBuffer:
             "a TrajectoryReplayBuffer was to be pickled, but it belongs to one process; send its "
             "path, or load a checkpoint there"
         )
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError("the buffer is closed; open another one")
 
     def _check_writable(self) -> None:
         self._check_open()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from relive.errors import (
     StorageWriteError,
     StoreExistsError,
 )
+from relive.format_set import FormatSet
+from relive.formats.checksum import checksums
+from relive.index import Window
 from relive.index_file import (
     INDEX_NAME,
     METADATA_NAME,
@@ -29,8 +33,9 @@ from relive.index_file import (
     write_metadata,
 )
 from relive.record import Record
+from relive.store import Store
 
-__all__ = ["check_apart", "metadata_of", "save_checkpoint", "settle"]
+__all__ = ["check_apart", "metadata_of", "save_checkpoint", "settle", "write_trajectories"]
 
 
 def metadata_of(
@@ -95,6 +100,38 @@ def save_checkpoint(
             path=str(path),
             errno=error.errno,
         ) from error
+
+
+def write_trajectories(
+    store: Store, window: Window, folder: Path, formats: FormatSet
+) -> list[Record]:
+    """Write trajectories of a settled view into another folder, fsynced.
+
+    Args:
+        store: Has them.
+        window: Which.
+        folder: Where to.
+        formats: Those of the store; its own is used for what no file has.
+
+    Returns:
+        Their records, oldest first.
+
+    Raises:
+        MissingFileError: A file of the store is not there.
+        CorruptFileError: A file of the store is cut.
+        OSError: The disk refused.
+    """
+    records = []
+    for trajectory_id in window.trajectory_ids.tolist():
+        record, resident = store.find(trajectory_id)
+        if resident is not None:
+            summed = replace(record, checksums=checksums(resident.snapshot, record.layout))
+            record = formats.own.write(folder, summed, resident.snapshot, sync=True)
+        else:
+            assert store.disk is not None, "without a disk every trajectory is in memory"
+            formats.of(record).copy_to(store.disk.folder, record, folder, sync=True)
+        records.append(record)
+    return records
 
 
 def _check_place(path: Path) -> None:

@@ -21,8 +21,9 @@ from relive.errors import ColumnMismatchError, CorruptFileError, MissingFileErro
 from relive.format_set import FormatSet
 from relive.index import Numbering
 from relive.index_file import INDEX_NAME, METADATA_NAME, read_index, read_metadata
-from relive.journal import JOURNAL_NAME, replay
+from relive.journal_lines import JOURNAL_NAME
 from relive.record import Record
+from relive.replay import replay
 from relive.spec import Schema
 
 __all__ = ["Checkpoint", "Entry", "read_checkpoint"]

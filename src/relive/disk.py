@@ -42,7 +42,6 @@ class Disk:
 
     def __init__(
         self,
-        folder: Path,
         opened: OpenedFolder,
         *,
         formats: FormatSet,
@@ -52,8 +51,7 @@ class Disk:
         """Go on with an opened folder.
 
         Args:
-            folder: The folder.
-            opened: Its lock and index.
+            opened: The folder, its lock and index.
             formats: How trajectories are stored.
             durability: When a trajectory counts as stored.
             metadata: Gives the contents of `metadata.json` for an index, and whether the store
@@ -67,13 +65,16 @@ class Disk:
             raise InvalidArgumentError(
                 f"durability is {durability!r}, but must be 'process' or 'power'"
             )
-        self.folder = folder
+        self.folder = opened.folder
+        """Where everything lies."""
         self.formats = formats
+        """How trajectories are stored."""
+        formats.own.prepare_to_write()
         self._lock = opened.lock
         self._metadata = metadata
         self._syncs_each = durability == "power"
-        self._journal = Journal(folder, opened.found)
-        self._writer = Writer(f"relive writer of {folder.name}", self._do_idle_work)
+        self._journal = Journal(self.folder, opened.found)
+        self._writer = Writer(f"relive writer of {self.folder.name}", self._do_idle_work)
         self._unsynced: list[Record] = []
         self._unsynced_bytes = 0
         self._unsynced_since = 0.0

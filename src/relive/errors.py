@@ -9,7 +9,7 @@ other buffers keep catching what they caught::
     ├── ColumnMismatchError (ValueError)          a column is absent, extra, or different
     ├── UnsupportedValueError (TypeError)         a value that no column and no side value can hold
     ├── PartMismatchError (ValueError)            a part does not fit the trajectory it belongs to
-    ├── LimitExceededError (ValueError)           one trajectory alone is larger than a limit
+    ├── LimitExceededError (ValueError)           more was to be held than a limit allows
     ├── EmptyBufferError (RuntimeError)           there is no row to draw
     ├── EvictedError (LookupError)                the rows or trajectories asked for are gone
     ├── ClosedError (RuntimeError)                the buffer or channel is closed
@@ -106,7 +106,7 @@ class PartMismatchError(ReplayError, ValueError):
 
 
 class LimitExceededError(ReplayError, ValueError):
-    """One trajectory alone is larger than a limit allows."""
+    """More was to be held than a limit allows: one trajectory alone, open ones, queued steps."""
 
 
 class EmptyBufferError(ReplayError, RuntimeError):

@@ -26,9 +26,10 @@ from relive.errors import (
 )
 from relive.format_set import FormatSet
 from relive.index_file import INDEX_NAME, METADATA_NAME
-from relive.journal import JOURNAL_NAME, PREVIOUS_SUFFIX, Replay, replay
+from relive.journal_lines import JOURNAL_NAME
 from relive.locks import LOCK_NAME, FolderLock
 from relive.record import Record
+from relive.replay import PREVIOUS_SUFFIX, Replay, replay
 
 __all__ = ["ASIDE_NAME", "IfExists", "OpenedFolder", "finish_moves", "open_folder", "set_aside"]
 
@@ -56,6 +57,8 @@ _TRAJECTORY_FILE = re.compile(r"trajectory_(\d{1,18})_.*\.(pt|pkl)")
 class OpenedFolder:
     """A folder locked for writing, and what was found in it."""
 
+    folder: Path
+    """The folder."""
     lock: FolderLock
     """Held until the store is closed."""
     found: Replay | None
@@ -111,18 +114,18 @@ def _open(folder: Path, formats: FormatSet, if_exists: IfExists, break_lock: boo
             if name.startswith(".") and name.endswith(files.TEMPORARY_SUFFIX):
                 files.remove_any(folder / name)
         if JOURNAL_NAME not in names:
-            return OpenedFolder(lock, None)
+            return OpenedFolder(folder, lock, None)
         found = replay(folder)
         if if_exists == "overwrite":
             _wipe(folder, formats, found)
-            return OpenedFolder(lock, None)
+            return OpenedFolder(folder, lock, None)
         _repair(folder, formats, found)
     except BaseException:
         lock.release()
         raise
     for problem in found.problems:
         warnings.warn(f"{str(folder)!r}: {problem}", stacklevel=5)
-    return OpenedFolder(lock, found)
+    return OpenedFolder(folder, lock, found)
 
 
 def _check_contents(folder: Path, if_exists: IfExists) -> None:
@@ -136,10 +139,10 @@ def _check_contents(folder: Path, if_exists: IfExists) -> None:
         )
     if others and JOURNAL_NAME not in names:
         what = "a folder of RLinf" if METADATA_NAME in names else "other things"
+        shown = ", ".join(others[:3]) + (" …" if len(others) > 3 else "")
         raise StoreExistsError(
-            f"{str(folder)!r} holds {what} ({', '.join(others[:3])}{' …' if len(others) > 3 else ''}"
-            "), but a store needs a folder of its own; choose another path, and bring RLinf's "
-            "trajectories in with load_checkpoint()",
+            f"{str(folder)!r} holds {what} ({shown}), but a store needs a folder of its own; "
+            "choose another path, and bring RLinf's trajectories in with load_checkpoint()",
             path=str(folder),
         )
 
@@ -175,8 +178,8 @@ def _repair(folder: Path, formats: FormatSet, found: Replay) -> None:
     ]
     if orphans:
         found.problems.append(
-            f"{len(orphans)} trajectory files are not in the index, such as {orphans[0][0]!r}: they "
-            "were being written or removed when the process ended"
+            f"{len(orphans)} trajectory files are not in the index, such as {orphans[0][0]!r}: "
+            "they were being written or removed when the process ended"
         )
         last = max(number for _, number in orphans)
         numbering = found.contents.numbering

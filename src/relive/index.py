@@ -157,7 +157,7 @@ class Index:
         self._start = self._stop = 0
         self._size_bytes = 0
         self._is_ordered = True
-        self._by_row: tuple[int, NDArray[np.int64]] | None = None
+        self._by_row: tuple[tuple[int, int], NDArray[np.int64]] | None = None
         for record in records:
             self.add(record)
 
@@ -273,7 +273,7 @@ class Index:
         return Window(ids, firsts, ends, counts, by_row)
 
     def _sorted_by_row(self, start: int, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
-        key = hash((self.version, start))
+        key = (self.version, start)
         if self._by_row is None or self._by_row[0] != key:
             self._by_row = (key, np.argsort(firsts, kind="stable"))
         return self._by_row[1]

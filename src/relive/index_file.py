@@ -200,8 +200,8 @@ def read_metadata(path: Path) -> dict[str, Any]:
         isinstance(whole.get(name), int) for name in ("size", "total_samples", "trajectory_counter")
     ):
         raise CorruptFileError(
-            f"{str(path)!r} lacks trajectory_format, size, total_samples or trajectory_counter, but "
-            "metadata has them all; is it another program's file?",
+            f"{str(path)!r} lacks trajectory_format, size, total_samples or trajectory_counter, "
+            "but metadata has them all; is it another program's file?",
             path=str(path),
         )
     if "relive" in whole:

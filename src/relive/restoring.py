@@ -15,6 +15,7 @@ from uuid import NAMESPACE_OID, uuid5
 
 from relive import files
 from relive.checkpoint_reading import Entry
+from relive.describe import describe
 from relive.errors import CorruptFileError, InvalidArgumentError, StorageError
 from relive.format_set import FormatSet
 from relive.formats.checksum import checksums
@@ -22,7 +23,7 @@ from relive.index import Numbering
 from relive.record import Record
 from relive.snapshot import Snapshot, take_snapshot
 from relive.spec import Columns, Schema, admit, conform
-from relive.store import Store, describe
+from relive.store import Store
 
 __all__ = ["numbering_after", "restore_entries"]
 
@@ -99,7 +100,7 @@ def restore_entries(
     finally:
         files.remove_folder(incoming)
     store.replace(brought.records, brought.snapshots, numbering, brought.schema)
-    _fill_cache(store, brought, num_in_memory)
+    store.fill_cache()
 
 
 def _read(entry: Entry, formats: FormatSet, declared: Columns, brought: _Brought) -> None:
@@ -164,15 +165,6 @@ def _bring(
         return
     snapshot = brought.snapshots[record.trajectory_id]
     brought.records.append(into.own.write(incoming, record, snapshot, sync=True))
-
-
-def _fill_cache(store: Store, brought: _Brought, num_in_memory: int) -> None:
-    """Read the newest trajectories for the cache, those that were not read on the way."""
-    if not num_in_memory:
-        return
-    for record in brought.records[-num_in_memory:]:
-        if record.trajectory_id not in brought.snapshots:
-            store.cache(record.trajectory_id)
 
 
 def numbering_after(numbering: Numbering, own: Numbering) -> Numbering:

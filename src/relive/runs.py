@@ -19,6 +19,7 @@ from relive.errors import ColumnMismatchError
 __all__ = [
     "LEADING",
     "TRAILING",
+    "check_leading_axes",
     "drop_extra_rows",
     "extended_rows",
     "num_epochs_of",
@@ -32,6 +33,24 @@ LEADING = frozenset({"dones", "terminations", "truncations"})
 
 TRAILING = frozenset({"prev_values"})
 """Columns whose extra row, with T + E rows, is the last of each epoch."""
+
+
+def check_leading_axes(name: str, shape: tuple[int, ...], num_steps: int, num_envs: int) -> None:
+    """Refuse a column whose first two axes are not those of its trajectory.
+
+    Raises:
+        ColumnMismatchError: They are not `[T, B]`, nor `[any, B]` of a column that may have
+            T + E rows.
+    """
+    may_extend = name in LEADING | TRAILING
+    fits = len(shape) >= 2 and shape[1] == num_envs and (may_extend or shape[0] == num_steps)
+    if not fits:
+        rows = "T or T + E" if may_extend else "T"
+        raise ColumnMismatchError(
+            f"column {name!r} is {list(shape)}, but the trajectory is [T, B] = "
+            f"[{num_steps}, {num_envs}]; each column must be [{rows}, B, ...]",
+            column=name,
+        )
 
 
 def num_epochs_of(lengths: Mapping[str, int], num_steps: int) -> int:

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from relive.columns import flatten, unflatten
 from relive.errors import ColumnMismatchError, UnsupportedValueError
-from relive.runs import LEADING, TRAILING, num_epochs_of, run_breaks, run_lengths
+from relive.runs import (
+    LEADING,
+    TRAILING,
+    check_leading_axes,
+    num_epochs_of,
+    run_breaks,
+    run_lengths,
+)
 from relive.tensors import Framework, copy_in, is_array, wrap_out
 from relive.trajectory import COLUMN_FIELDS, SHAPE_FIELDS, TREE_FIELDS, Trajectory
 
@@ -113,7 +120,7 @@ def take_snapshot(trajectory: Trajectory) -> Snapshot:
     side_values: dict[str, SideValue] = {}
     for name, value in named.items():
         if is_array(value) and not isinstance(value, np.generic) and not _is_text_array(value):
-            _check_leading_axes(name, tuple(value.shape), num_steps, num_envs)
+            check_leading_axes(name, tuple(value.shape), num_steps, num_envs)
     extendable = {
         name: int(named[name].shape[0])
         for name in sorted((LEADING | TRAILING) & named.keys())
@@ -202,18 +209,6 @@ def _find_shape(named: Mapping[str, Any]) -> tuple[int, ...]:
         "the trajectory has neither actions, rewards, prev_logprobs nor an observation, but one "
         "of them must tell T and B; set one"
     )
-
-
-def _check_leading_axes(name: str, shape: tuple[int, ...], num_steps: int, num_envs: int) -> None:
-    may_extend = name in LEADING | TRAILING
-    fits = len(shape) >= 2 and shape[1] == num_envs and (may_extend or shape[0] == num_steps)
-    if not fits:
-        rows = "T or T + E" if may_extend else "T"
-        raise ColumnMismatchError(
-            f"column {name!r} is {list(shape)}, but the trajectory is [T, B] = "
-            f"[{num_steps}, {num_envs}]; each column must be [{rows}, B, ...]",
-            column=name,
-        )
 
 
 def _is_text_array(value: object) -> bool:

@@ -172,7 +172,7 @@ def admit(schema: Schema | None, declared: Columns, snapshot: Snapshot) -> tuple
         first = (missing + extra + [entry.split(" ", 1)[0] for entry in different])[0]
         raise ColumnMismatchError(
             f"the trajectory has other columns than this buffer holds ({'; '.join(told)}); make "
-            "them alike, or declare them with columns=relive.Columns(optional=..., drop_others=...)",
+            "them alike, or declare them: columns=relive.Columns(optional=..., drop_others=...)",
             column=first,
         )
     kept = {name: snapshot.columns[name] for name in schema.columns if name in found}
@@ -201,9 +201,9 @@ def conform(schema: Schema, declared: Columns) -> Schema:
     others = [n for n in schema.columns if n not in wanted and n not in declared.optional]
     if missing or different or (others and not declared.drop_others):
         raise ColumnMismatchError(
-            f"what is stored does not fit the declared columns (missing: {', '.join(missing) or '-'}"
-            f"; different: {', '.join(different) or '-'}; not declared: {', '.join(others) or '-'}); "
-            "change columns="
+            "what is stored does not fit the declared columns (missing: "
+            f"{', '.join(missing) or '-'}; different: {', '.join(different) or '-'}; not declared: "
+            f"{', '.join(others) or '-'}); change columns="
         )
     fresh = _first_schema(Columns(optional=declared.optional), {})
     columns = {n: spec for n, spec in schema.columns.items() if n not in others}

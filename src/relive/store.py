@@ -7,38 +7,33 @@ from the cache or from its file. A store without a folder keeps everything in me
 
 from __future__ import annotations
 
-import asyncio
 import threading
-import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relive.cache import TrajectoryCache
+from relive.describe import describe
 from relive.disk import Disk
 from relive.errors import TimeLimitError
-from relive.format_set import FormatSet
 from relive.formats.base import row_source
-from relive.formats.checksum import checksums
-from relive.formats.layouts import layout_of
-from relive.gather import KeptRows, RowBatch, RowSource, Wanted
+from relive.gather import KeptRows, RowSource
 from relive.index import Index, Numbering, Window
 from relive.index_file import IndexContents
 from relive.leases import Leases, Retired
 from relive.limits import Limits
+from relive.listeners import Listeners
 from relive.record import Record
-from relive.snapshot import TEXT, Snapshot
+from relive.row_reading import read_rows
+from relive.snapshot import Snapshot
 from relive.spec import Columns, Schema, admit
-from relive.texts import merge_texts
 from relive.writer import STALL_LIMIT_S
 
-__all__ = ["Store", "View", "describe"]
+__all__ = ["Resident", "Store", "View"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +47,13 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class _Resident:
+class Resident:
     """A trajectory in memory because no file has it."""
 
     snapshot: Snapshot
+    """The trajectory."""
     rows: RowSource
+    """Its columns as rows."""
 
 
 class Store:
@@ -91,13 +88,14 @@ class Store:
         self._remembered = remembered
         self._declared = declared
         self._on_change = on_change
-        self._resident: dict[int, _Resident] = {}
-        self._leases: Leases[_Resident] = Leases()
+        self._resident: dict[int, Resident] = {}
+        self._leases: Leases[Resident] = Leases()
         self.index = Index()
         """Records and numbering; look at it under the lock."""
         self.schema: Schema | None = None
         """What each trajectory has; None before the first."""
-        self._listeners: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self.listeners = Listeners()
+        """Tasks that wait for additions."""
         self.num_forgotten = 0
         """Trajectories that a store without a disk no longer remembers."""
         self.num_forgotten_rows = 0
@@ -114,9 +112,25 @@ class Store:
         return self._disk
 
     @property
-    def num_resident(self) -> int:
-        """Trajectories held in memory because no file has them."""
-        return len(self._resident)
+    def num_pending(self) -> int:
+        """Trajectories that are to be written and are not yet."""
+        return 0 if self._disk is None else len(self._resident)
+
+    @property
+    def num_in_memory(self) -> int:
+        """Trajectories in the cache, or in memory when there is no disk."""
+        return len(self._resident) if self._disk is None else len(self._cache)
+
+    @property
+    def cache_size_bytes(self) -> int:
+        """Bytes of columns in the cache."""
+        return self._cache.size_bytes
+
+    def move_numbering(self, next_trajectory_id: int, next_row_id: int) -> None:
+        """Let the next ids be at least these."""
+        with self.lock:
+            numbering = self.index.numbering
+            self.index.numbering = numbering.at_least(next_trajectory_id, next_row_id)
 
     def put(self, snapshots: Sequence[Snapshot]) -> list[int]:
         """Add trajectories: all of them or, when it raises, none.
@@ -162,7 +176,7 @@ class Store:
 
     def _keep(self, record: Record, snapshot: Snapshot) -> None:
         rows = KeptRows(row_source(snapshot))
-        self._resident[record.trajectory_id] = _Resident(snapshot, rows)
+        self._resident[record.trajectory_id] = Resident(snapshot, rows)
         if self._disk is not None:
             self._cache.put(record.trajectory_id, rows)
 
@@ -187,7 +201,7 @@ class Store:
                 self._discard([oldest.trajectory_id])
 
     def _discard(self, trajectory_ids: Iterable[int]) -> None:
-        stored: list[tuple[Record, _Resident | None]] = []
+        stored: list[tuple[Record, Resident | None]] = []
         for record in self.index.remove(trajectory_ids):
             trajectory_id = record.trajectory_id
             resident = self._resident.pop(trajectory_id, None)
@@ -232,9 +246,18 @@ class Store:
                 self.num_forgotten = self.num_forgotten_rows = 0
                 self.schema = None
 
-    def cache(self, trajectory_id: int) -> None:
-        """Read a trajectory into the cache."""
-        self._cache.put(trajectory_id, KeptRows(row_source(self.read(trajectory_id))))
+    def fill_cache(self) -> None:
+        """Read the newest trajectories into the cache, those that are not there.
+
+        Raises:
+            MissingFileError: A file is not there.
+            CorruptFileError: A file is damaged.
+        """
+        newest = self.index.newest(self._cache.max_size) if self._cache.max_size else []
+        for record in newest:
+            if record.trajectory_id not in self._cache:
+                rows = KeptRows(row_source(self.read(record.trajectory_id)))
+                self._cache.put(record.trajectory_id, rows)
 
     @contextmanager
     def view(self, size: int) -> Iterator[View]:
@@ -249,7 +272,7 @@ class Store:
                 self._leases.end(lease)
                 self.changed.notify_all()
 
-    def _find(self, trajectory_id: int) -> tuple[Record, _Resident | None]:
+    def find(self, trajectory_id: int) -> tuple[Record, Resident | None]:
         """Return a record, and its rows while no file has them, retired ones included.
 
         Raises:
@@ -270,7 +293,7 @@ class Store:
             CorruptFileError: Its file is damaged.
         """
         with self.view(1):
-            record, resident = self._find(trajectory_id)
+            record, resident = self.find(trajectory_id)
             if resident is not None:
                 return resident.snapshot
             assert self._disk is not None
@@ -279,64 +302,15 @@ class Store:
     def gather(
         self, view: View, row_ids: NDArray[np.int64], names: Sequence[str]
     ) -> tuple[dict[str, NDArray[Any]], dict[str, list[str]]]:
-        """Copy rows into new arrays, in the order given, each trajectory read at most once.
-
-        Args:
-            view: Has all the rows; must still be held.
-            row_ids: Which rows, `[N]`.
-            names: Which columns; the schema has them all.
-
-        Returns:
-            Each column as `[N, ...]` in its storage type, text columns as codes; and the table
-            of each text column.
-
-        Raises:
-            EvictedError: A row is not in the view.
-            MissingFileError: A file is not there.
-            CorruptFileError: A file is damaged.
-        """
+        """Copy rows of a view that is held, as `read_rows` does."""
         assert view.schema is not None
-        schema = view.schema
-        specs = {name: schema.columns[name] for name in names}
-        batch = RowBatch(len(row_ids), {n: (s.row_shape, s.storage) for n, s in specs.items()})
-        wanted = self._fill(view.window, row_ids, batch)
-        for name in specs.keys() & schema.defaults.keys():
-            default = schema.defaults[name]
-            stand_in = np.zeros((), np.int32) if isinstance(default, str) else default
-            for one in wanted:
-                if name not in one.record.layout:
-                    batch.fill_default(one, name, stand_in)
-        columns = batch.finish()
-        tables = {
-            name: merge_texts(name, columns[name], wanted, schema.defaults.get(name))
-            for name, spec in specs.items()
-            if spec.dtype == TEXT
-        }
-        return columns, tables
+        return read_rows(
+            row_ids, names, view.window, view.schema, find=self._find_rows, disk=self._disk
+        )
 
-    def _fill(self, window: Window, row_ids: NDArray[np.int64], batch: RowBatch) -> list[Wanted]:
-        """Fill a batch from memory, cache and files; return what each trajectory gave."""
-        position, rows = window.locate(row_ids)
-        order = np.argsort(position, kind="stable")
-        rows, position = rows[order], position[order]
-        starts = np.flatnonzero(np.diff(position, prepend=-1))
-        all_wanted: list[Wanted] = []
-        from_files: dict[str, list[Wanted]] = {}
-        stops = [*starts[1:].tolist(), len(order)]
-        ids = window.trajectory_ids[position[starts]].tolist()
-        for trajectory_id, start, stop in zip(ids, starts.tolist(), stops, strict=True):
-            record, resident = self._find(trajectory_id)
-            wanted = Wanted(record, rows[start:stop], order[start:stop], start)
-            all_wanted.append(wanted)
-            source = resident.rows if resident else self._cache.get(trajectory_id)
-            if source is not None:
-                batch.fill(wanted, source)
-            else:
-                from_files.setdefault(record.format, []).append(wanted)
-        for name, group in from_files.items():
-            assert self._disk is not None
-            self._disk.formats.named(name).gather(self._disk.folder, group, batch)
-        return all_wanted
+    def _find_rows(self, trajectory_id: int) -> tuple[Record, RowSource | None]:
+        record, resident = self.find(trajectory_id)
+        return record, resident.rows if resident else self._cache.get(trajectory_id)
 
     @contextmanager
     def settled_view(self, size: int) -> Iterator[tuple[View, IndexContents]]:
@@ -353,61 +327,9 @@ class Store:
                 contents = IndexContents(numbering=self.index.numbering, schema=view.schema)
             yield view, contents
 
-    def write_to(self, folder: Path, window: Window, formats: FormatSet) -> list[Record]:
-        """Write trajectories of a settled view into another folder, fsynced.
-
-        Args:
-            folder: Where to.
-            window: Which.
-            formats: Those of this store; its own is used for what no file has.
-
-        Returns:
-            Their records, oldest first.
-        """
-        records = []
-        for trajectory_id in window.trajectory_ids.tolist():
-            record, resident = self._find(trajectory_id)
-            if resident is not None:
-                digests = checksums(resident.snapshot, record.layout)
-                summed = replace(record, checksums=digests)
-                record = formats.own.write(folder, summed, resident.snapshot, sync=True)
-            else:
-                assert self._disk is not None
-                formats.of(record).copy_to(self._disk.folder, record, folder, sync=True)
-            records.append(record)
-        return records
-
-    def num_envs_of(self, trajectory_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return B of each trajectory of a view that is held, `[N]`."""
-        distinct, places = np.unique(trajectory_ids, return_inverse=True)
-        counts = [self._find(trajectory_id)[0].num_envs for trajectory_id in distinct.tolist()]
-        return np.array(counts, np.int64)[places]
-
-    async def wait_for_additions(self, is_enough: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait in an event loop until additions make something true, or the time is over."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        while not is_enough():
-            heard = asyncio.Event()
-            listener = (loop, heard)
-            with self.lock:
-                self._listeners.append(listener)
-            try:
-                if is_enough():
-                    break
-                await asyncio.wait_for(heard.wait(), max(0.0, deadline - loop.time()))
-            except asyncio.TimeoutError:
-                return is_enough()
-            finally:
-                with self.lock, suppress(ValueError):
-                    self._listeners.remove(listener)
-        return True
-
     def _tell_listeners(self) -> None:
         self.changed.notify_all()
-        for loop, heard in self._listeners:
-            with suppress(RuntimeError):  # its loop has ended
-                loop.call_soon_threadsafe(heard.set)
+        self.listeners.tell()
 
     def after_fork(self) -> None:
         """Become a forked child's copy: no thread of the parent will ever give a lock back."""
@@ -415,7 +337,7 @@ class Store:
         self._adding = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._leases = Leases()
-        self._listeners.clear()
+        self.listeners = Listeners()
         self._cache.after_fork()
         if self._disk is not None:
             self._disk.formats.after_fork()
@@ -478,7 +400,7 @@ class Store:
                 if snapshot is not None:
                     rows = KeptRows(row_source(snapshot))
                     if self._disk is None:
-                        self._resident[record.trajectory_id] = _Resident(snapshot, rows)
+                        self._resident[record.trajectory_id] = Resident(snapshot, rows)
                     else:
                         self._cache.put(record.trajectory_id, rows)
             self._tell_listeners()
@@ -488,34 +410,6 @@ class Store:
         """Keep all other threads from adding, deleting or loading until the block ends."""
         with self._adding:
             yield
-
-
-def describe(snapshot: Snapshot, numbering: Numbering) -> Record:
-    """Return the record of a trajectory that no file has yet.
-
-    Args:
-        snapshot: The trajectory.
-        numbering: Its ids.
-    """
-    return Record(
-        trajectory_id=numbering.next_trajectory_id,
-        uuid=str(uuid.uuid4()),
-        first_row_id=numbering.next_row_id,
-        shape=snapshot.shape,
-        num_epochs=snapshot.num_epochs,
-        max_episode_length=snapshot.max_episode_length,
-        model_weights_id=snapshot.model_weights_id,
-        format="",
-        layout=layout_of(snapshot),
-        texts={
-            name: (column.table, column.per_env)
-            for name, column in snapshot.columns.items()
-            if column.dtype == TEXT
-        },
-        run_lengths=snapshot.run_lengths(),
-        version_range=snapshot.version_range(),
-        added_at=time.time(),
-    )
 
 
 def _removal(disk: Disk, record: Record) -> Callable[[], None]:

@@ -27,8 +27,9 @@ Framework = Literal["torch", "numpy"]
 
 def is_tensor(value: object) -> bool:
     """Tell whether the value is a PyTorch tensor, without importing PyTorch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    # while another thread imports PyTorch the module is there, but its class may not be
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor is not None and isinstance(value, tensor)
 
 
 def is_array(value: object) -> bool:
@@ -72,8 +73,9 @@ def _copy_tensor(tensor: torch.Tensor, column: str) -> tuple[NDArray[Any], str]:
         or name not in DTYPE_NAMES
     ):
         raise UnsupportedValueError(
-            f"column {column!r} is a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device}, "
-            f"but columns hold dense tensors of {', '.join(DTYPE_NAMES)}; convert it",
+            f"column {column!r} is a tensor of {tensor.dtype}, {tensor.layout}, on "
+            f"{tensor.device}, but columns hold dense tensors of {', '.join(DTYPE_NAMES)}; "
+            "convert it",
             column=column,
         )
     own = torch.empty(tensor.shape, dtype=tensor.dtype)

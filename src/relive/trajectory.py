@@ -7,7 +7,9 @@ Axes and terms (T, B, E, row, run) are those of docs/glossary.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
+
+from relive.interventions import Mode, extract_interventions
 
 __all__ = ["COLUMN_FIELDS", "FLAG_FIELDS", "SHAPE_FIELDS", "TREE_FIELDS", "Trajectory"]
 
@@ -19,6 +21,8 @@ SHAPE_FIELDS = ("actions", "rewards", "prev_logprobs")
 
 TREE_FIELDS = ("forward_inputs", "curr_obs", "next_obs", "extras")
 """Fields that hold a nested dict."""
+
+_Self = TypeVar("_Self", bound="Trajectory")
 
 
 @dataclass
@@ -62,6 +66,13 @@ class Trajectory:
     """Further columns and side values: a nested dict."""
     gaps: Any = None
     """Whether the next chunk step does not follow this one, bool `[T, B]`; no run crosses one."""
+
+    def extract_interventions(self: _Self, mode: Mode = "any") -> list[_Self]:
+        """Return the steps that a human corrected, one trajectory for each contiguous stretch.
+
+        See `relive.interventions.extract_interventions`.
+        """
+        return extract_interventions(self, mode)
 
 
 COLUMN_FIELDS = tuple(

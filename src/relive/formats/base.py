@@ -36,6 +36,12 @@ class Format(ABC):
     suffix: ClassVar[str]
     """Ending of its files, with the dot."""
 
+    def prepare_to_write(self) -> None:  # noqa: B027 - most formats need nothing
+        """Import what writing needs, in the thread that opens the store.
+
+        A late import of PyTorch in the writer's thread could meet the end of the process.
+        """
+
     @abstractmethod
     def write(self, folder: Path, record: Record, snapshot: Snapshot, *, sync: bool) -> Record:
         """Store a trajectory: whole under its final name, or not at all.

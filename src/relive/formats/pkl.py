@@ -7,6 +7,7 @@ everything. Reading runs nothing that a file contains, unless `allow_pickle=True
 
 from __future__ import annotations
 
+import importlib
 import io
 import pickle
 from collections.abc import Iterable
@@ -51,6 +52,10 @@ class PklFormat(Format):
                 unpickler, which runs whatever code they name. Only for files you trust.
         """
         self._allow_pickle = allow_pickle
+
+    def prepare_to_write(self) -> None:
+        """Import PyTorch, whose tensors the files hold."""
+        importlib.import_module("torch")
 
     def write(self, folder: Path, record: Record, snapshot: Snapshot, *, sync: bool) -> Record:
         """Store a trajectory; see `Format.write`."""

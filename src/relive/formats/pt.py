@@ -7,6 +7,7 @@ three rows touches the pages of three rows. The record knows where each column b
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -60,6 +61,10 @@ class PtFormat(Format):
     def __reduce__(self) -> tuple[Any, ...]:
         # what is mapped stays with this process
         return partial(PtFormat, most_mapped_files=self._most_mapped_files), ()
+
+    def prepare_to_write(self) -> None:
+        """Import PyTorch, which writes the files."""
+        importlib.import_module("torch")
 
     def write(self, folder: Path, record: Record, snapshot: Snapshot, *, sync: bool) -> Record:
         """Store a trajectory; see `Format.write`.

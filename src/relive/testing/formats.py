@@ -215,10 +215,10 @@ class FormatConformance:
         record = _write(form, tmp_path, 4)
         path = form.path(tmp_path, record)
         path.write_bytes(os.urandom(record.location["size_bytes"]))
-        for read in _ways_to_read(form, tmp_path, record):
-            if read is not _ways_to_read(form, tmp_path, record)[2]:
-                with pytest.raises(CorruptFileError):
-                    read()
+        read, rows, _copy_to, read_file = _ways_to_read(form, tmp_path, record)
+        for way in (read, rows, read_file):
+            with pytest.raises(CorruptFileError):
+                way()
 
     # ---------------------------------------------------------------- life of a file
 

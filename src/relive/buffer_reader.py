@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reading half of a buffer: sampling, looking up, counting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relive.batches import SampleInfo, TextForm, build_batch, choose_columns
+from relive.columns import Tree
+from relive.draws import Draws
+from relive.errors import ClosedError, EmptyBufferError, InvalidArgumentError
+from relive.options import check_count
+from relive.snapshot import restore
+from relive.store import Store, View
+from relive.tensors import Framework
+from relive.trajectory import Trajectory
+
+__all__ = ["BufferReader"]
+
+
+class BufferReader:
+    """Draws transitions from the trajectories of a store. Any thread may call any method.
+
+    Not made by users: `TrajectoryReplayBuffer` is one that can also be added to.
+    """
+
+    def __init__(
+        self, store: Store, draws: Draws, *, sample_window_size: int, framework: Framework
+    ) -> None:
+        self.sample_window_size = sample_window_size
+        """How many of the newest trajectories may be drawn; 0 = all."""
+        self._store = store
+        self._draws = draws
+        self._framework: Framework = framework
+        self._is_closed = False
+
+    @property
+    def seed(self) -> int:
+        """The seed in use."""
+        return self._draws.seed
+
+    @overload
+    def sample(
+        self,
+        num_chunks: int,
+        *,
+        return_info: Literal[False] = False,
+        columns: Sequence[str] | None = None,
+        text: TextForm = "strings",
+    ) -> Tree: ...
+
+    @overload
+    def sample(
+        self,
+        num_chunks: int,
+        *,
+        return_info: Literal[True],
+        columns: Sequence[str] | None = None,
+        text: TextForm = "strings",
+    ) -> tuple[Tree, SampleInfo]: ...
+
+    def sample(
+        self,
+        num_chunks: int,
+        *,
+        return_info: bool = False,
+        columns: Sequence[str] | None = None,
+        text: TextForm = "strings",
+    ) -> Tree | tuple[Tree, SampleInfo]:
+        """Draw transitions from the window.
+
+        Each trajectory drawn from is read at most once.
+
+        Args:
+            num_chunks: How many rows, at least 1. Exactly so many come, however few there are.
+            return_info: Whether to return as well where the rows come from.
+            columns: Full names, or names of whole dicts, to read only those; None for all.
+            text: What text columns become: lists of strings, or int64 codes, whose strings are
+                in `info.texts`.
+
+        Returns:
+            The trajectories' nested dict with each column as `[num_chunks, ...]`, in its stored
+            dtype and in random order; and the `SampleInfo` if asked for. The caller owns the
+            memory.
+
+        Raises:
+            InvalidArgumentError: An argument is out of range or unknown.
+            EmptyBufferError: The window holds no row.
+            ColumnMismatchError: There is no such column.
+            UnsupportedValueError: NumPy has no type for a column.
+            MissingFileError: The file of a trajectory is gone.
+            CorruptFileError: The file of a trajectory is damaged.
+            ClosedError: The buffer is closed.
+        """
+        self._check_open()
+        check_count("num_chunks", num_chunks)
+        if text not in ("strings", "codes") or (text == "codes" and not return_info):
+            raise InvalidArgumentError(
+                f"text is {text!r}, but must be 'strings', or 'codes' with return_info=True"
+            )
+        with self._store.view(self.sample_window_size) as view:
+            if not view.window.num_rows or view.schema is None:
+                raise EmptyBufferError("the window holds no row; call add_trajectories() first")
+            names = choose_columns(view.schema, columns, self._framework)
+            draw = self._draws.draw(view.window, num_chunks)
+            batch, tables = self._store.gather(view, draw.row_ids, names)
+            batch = self._draws.sampler.finish(batch, draw)
+            info = self._info(view, draw.row_ids, tables) if return_info else {}
+        whole = build_batch(batch, tables, view.schema, self._framework, text)
+        if not return_info:
+            return whole
+        return whole, SampleInfo(**info, weights=draw.weights, probabilities=draw.probabilities)
+
+    def _info(
+        self, view: View, row_ids: NDArray[np.int64], tables: Mapping[str, Sequence[str]]
+    ) -> dict[str, Any]:
+        position, rows = view.window.locate(row_ids)
+        trajectory_ids = view.window.trajectory_ids[position]
+        distinct, places = np.unique(trajectory_ids, return_inverse=True)
+        records = [self._store.find(trajectory_id)[0] for trajectory_id in distinct.tolist()]
+        num_envs = np.array([record.num_envs for record in records], np.int64)[places]
+        return {
+            "row_ids": row_ids,
+            "trajectory_ids": trajectory_ids,
+            "steps": rows // num_envs,
+            "envs": rows % num_envs,
+            "texts": tables,
+        }
+
+    def gather(
+        self, row_ids: NDArray[np.int64] | Sequence[int], *, columns: Sequence[str] | None = None
+    ) -> Tree:
+        """Return rows by their ids, inside the window or not, as `sample` would.
+
+        Args:
+            row_ids: Such as `info.row_ids`, any number of at least 1, `[N]`.
+            columns: As in `sample`.
+
+        Raises:
+            InvalidArgumentError: `row_ids` is not a list of integers.
+            EvictedError: A row is no longer there.
+            ColumnMismatchError: There is no such column.
+            MissingFileError: The file of a trajectory is gone.
+            CorruptFileError: The file of a trajectory is damaged.
+            ClosedError: The buffer is closed.
+        """
+        self._check_open()
+        ids = np.asarray(row_ids)
+        if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
+            raise InvalidArgumentError(
+                f"row_ids is {ids.dtype} {list(ids.shape)}, but must be integers [N] with N >= 1"
+            )
+        with self._store.view(0) as view:
+            if view.schema is None:
+                view.window.locate(ids.astype(np.int64))
+                raise EmptyBufferError("the buffer holds no row; call add_trajectories() first")
+            names = choose_columns(view.schema, columns, self._framework)
+            batch, tables = self._store.gather(view, ids.astype(np.int64), names)
+        return build_batch(batch, tables, view.schema, self._framework, "strings")
+
+    def trajectory(self, trajectory_id: int) -> Trajectory:
+        """Return one trajectory, bit-equal to what was added, T + E flag rows included.
+
+        Raises:
+            EvictedError: It is no longer there.
+            MissingFileError: Its file is gone.
+            CorruptFileError: Its file is damaged.
+            UnsupportedValueError: NumPy has no type for a column.
+            ClosedError: The buffer is closed.
+        """
+        self._check_open()
+        return restore(self._store.read(trajectory_id), self._framework)
+
+    def __len__(self) -> int:
+        """Return `size`."""
+        return self.size
+
+    @property
+    def size(self) -> int:
+        """Trajectories added and loaded, less those evicted by limits or deleted.
+
+        Without `auto_save` those that fell out of the window count too, though they can no
+        longer be drawn.
+        """
+        return len(self._store.index) + self._store.num_forgotten
+
+    @property
+    def total_samples(self) -> int:
+        """Rows of the trajectories that `size` counts."""
+        return self._store.index.num_rows + self._store.num_forgotten_rows
+
+    @property
+    def trajectory_counter(self) -> int:
+        """The id that the next trajectory gets."""
+        return self._store.index.numbering.next_trajectory_id
+
+    def is_ready(self, min_size: int) -> bool:
+        """Tell whether `size` is at least this many trajectories."""
+        return self.size >= min_size
+
+    async def is_ready_async(self, min_size: int, timeout_s: float | None = None) -> bool:
+        """Tell whether `size` is at least this many trajectories, waiting for it if asked to.
+
+        Args:
+            min_size: In trajectories.
+            timeout_s: How long to wait for it, in seconds; None answers at once.
+        """
+        if timeout_s is None or self.is_ready(min_size):
+            return self.is_ready(min_size)
+        return await self._store.listeners.wait_until(lambda: self.is_ready(min_size), timeout_s)
+
+    def get_stats(self) -> dict[str, float]:
+        """Return what the buffer holds and did, as flat floats.
+
+        `num_trajectories`, `total_samples` and `cache_size` are RLinf's. Of the others,
+        `sampleable_*` count what the window holds, `pending_*` what waits to be written,
+        `size_bytes` the columns of all trajectories.
+        """
+        with self._store.view(self.sample_window_size) as view:
+            stats = {
+                "num_trajectories": self.size,
+                "total_samples": self.total_samples,
+                "cache_size": self._store.num_in_memory,
+                "sampleable_trajectories": len(view.window.trajectory_ids),
+                "sampleable_samples": view.window.num_rows,
+                "sampled_chunks": self._draws.num_drawn,
+                "trajectory_counter": self.trajectory_counter,
+                "size_bytes": self._store.index.size_bytes,
+                "cache_bytes": self._store.cache_size_bytes,
+                "pending_trajectories": self._store.num_pending,
+                "pending_bytes": self._store.disk.pending_bytes if self._store.disk else 0,
+            }
+        return {name: float(value) for name, value in stats.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return generator, sampler state and counters, as JSON values."""
+        numbering = self._store.index.numbering
+        return {
+            **self._draws.state_dict(),
+            "trajectory_counter": numbering.next_trajectory_id,
+            "next_row_id": numbering.next_row_id,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state: the next batch is the one that would have come.
+
+        Counters only move forward. The state of another kind of sampler is left out, with a
+        warning.
+
+        Raises:
+            CorruptFileError: It is no such state; nothing changed.
+        """
+        self._check_open()
+        self._draws.load_state_dict(state)
+        self._store.move_numbering(
+            int(state.get("trajectory_counter", 0)), int(state.get("next_row_id", 0))
+        )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the buffer is closed; open another one")

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a trajectory that no file has yet."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from relive.formats.layouts import layout_of
+from relive.index import Numbering
+from relive.record import Record
+from relive.snapshot import TEXT, Snapshot
+
+__all__ = ["describe"]
+
+
+def describe(snapshot: Snapshot, numbering: Numbering) -> Record:
+    """Return the record of a trajectory that no file has yet.
+
+    Args:
+        snapshot: The trajectory.
+        numbering: Its ids.
+    """
+    return Record(
+        trajectory_id=numbering.next_trajectory_id,
+        uuid=str(uuid.uuid4()),
+        first_row_id=numbering.next_row_id,
+        shape=snapshot.shape,
+        num_epochs=snapshot.num_epochs,
+        max_episode_length=snapshot.max_episode_length,
+        model_weights_id=snapshot.model_weights_id,
+        format="",
+        layout=layout_of(snapshot),
+        texts={
+            name: (column.table, column.per_env)
+            for name, column in snapshot.columns.items()
+            if column.dtype == TEXT
+        },
+        run_lengths=snapshot.run_lengths(),
+        version_range=snapshot.version_range(),
+        added_at=time.time(),
+    )

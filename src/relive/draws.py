@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drawing half of a buffer: its sampler, its own generator, and their saved state."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from relive.errors import CorruptFileError
+from relive.index import Window
+from relive.randomness import generator_from_json, generator_to_json, new_generator
+from relive.record import Record
+from relive.samplers import Draw, Sampler
+
+__all__ = ["Draws"]
+
+
+class Draws:
+    """Draws rows by a sampler from a stream of its own. Any thread may call any method."""
+
+    def __init__(self, sampler: Sampler, seed: int, stream: Sequence[int]) -> None:
+        """Begin a stream.
+
+        Args:
+            sampler: Decides which rows make a batch.
+            seed: From `randomness.checked_seed`.
+            stream: Integers of at least 0 mixed into the seed.
+        """
+        self.sampler = sampler
+        """Decides which rows make a batch."""
+        self.seed = seed
+        """The seed in use."""
+        self.num_drawn = 0
+        """Rows drawn since the buffer began, over resumes."""
+        self.stream = tuple(stream)
+        """What is mixed into the seed."""
+        self._rng = new_generator(seed, self.stream)
+        self._lock = threading.Lock()
+
+    def draw(self, window: Window, num: int) -> Draw:
+        """Choose rows of a window that has some."""
+        with self._lock:
+            self.num_drawn += num
+            return self.sampler.draw(window, num, self._rng)
+
+    def tell(self, record: Record, was_added: bool) -> None:
+        """Let the sampler hear of a trajectory that came or went."""
+        with self._lock:
+            if was_added:
+                self.sampler.on_add(record)
+            else:
+                self.sampler.on_remove(record)
+
+    def begin_stream(self, stream: Sequence[int], *more: int) -> None:
+        """Go on with another stream of the same seed.
+
+        Args:
+            stream: Takes the place of the present one.
+            more: Mixed in now, so that beginning the same stream again gives other draws.
+        """
+        with self._lock:
+            self.stream = tuple(stream)
+            self._rng = new_generator(self.seed, (*self.stream, *more))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return generator, sampler state and count, as JSON values."""
+        with self._lock:
+            return {
+                "version": 1,
+                "seed": self.seed,
+                "stream": list(self.stream),
+                "generator": generator_to_json(self._rng),
+                "sampler": {"name": self.sampler.name, "state": dict(self.sampler.state_dict())},
+                "sampled_chunks": self.num_drawn,
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; that of another kind of sampler is left out, with a warning.
+
+        Raises:
+            CorruptFileError: It is no such state; nothing changed.
+        """
+        try:
+            seed, stream = int(state["seed"]), tuple(int(number) for number in state["stream"])
+            generator = generator_from_json(state["generator"])
+            name, inner = state["sampler"]["name"], state["sampler"]["state"]
+            num_drawn = int(state["sampled_chunks"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptFileError(
+                f"a buffer's state is {state!r:.200}, but has no valid form"
+            ) from error
+        with self._lock:
+            if name == self.sampler.name:
+                self.sampler.load_state_dict(inner)
+            self.seed, self.stream, self._rng = seed, stream, generator
+            self.num_drawn = num_drawn
+        if name != self.sampler.name:
+            warnings.warn(
+                f"the saved state is of sampler {name!r}, so {self.sampler.name!r} starts anew",
+                stacklevel=4,
+            )
+
+    def after_fork(self) -> None:
+        """Become a forked child's copy, on a stream of its own."""
+        self._lock = threading.Lock()
+        self._rng = new_generator(self.seed, (*self.stream, os.getpid()))

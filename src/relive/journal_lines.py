@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines of the journal: one change as one line of JSON, sealed with its checksum."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from relive import files
+from relive.errors import FormatVersionError
+from relive.index_file import VERSION
+
+__all__ = ["JOURNAL_NAME", "JournalLines", "decode_line", "encode_line", "read_lines"]
+
+JOURNAL_NAME = "trajectory_index.journal"
+
+_SEAL = ',"xxh3":"'
+_SEAL_BYTES = len(_SEAL) + 16 + len('"}')
+
+
+def encode_line(change: dict[str, Any]) -> bytes:
+    r"""Return a change as a line of the journal.
+
+    Example:
+        >>> encode_line({"op": "close"})
+        b'{"op":"close","xxh3":"f3a96f7b164e114e"}\n'
+    """
+    body = json.dumps(change, separators=(",", ":"))[:-1].encode("ascii")
+    return body + f'{_SEAL}{xxhash.xxh3_64_hexdigest(body)}"}}\n'.encode("ascii")
+
+
+def decode_line(line: bytes) -> dict[str, Any] | None:
+    """Return the change that a line without its end says, or None when the line is damaged.
+
+    Example:
+        >>> decode_line(encode_line({"op": "close"})[:-1])
+        {'op': 'close'}
+    """
+    body, seal = line[:-_SEAL_BYTES], line[-_SEAL_BYTES:]
+    if seal != f'{_SEAL}{xxhash.xxh3_64_hexdigest(body)}"}}'.encode("ascii"):
+        return None
+    try:
+        change = json.loads(body + b"}")
+    except (ValueError, RecursionError):
+        return None
+    return change if isinstance(change, dict) else None
+
+
+@dataclass
+class JournalLines:
+    """What a journal file says."""
+
+    changes: list[tuple[int, dict[str, Any]]]
+    """The valid lines after the first, each with the byte where it begins."""
+    generation: int
+    """Which generation of the index it goes on from; -1 when there is no valid journal."""
+    valid_bytes: int
+    """Up to the end of the last valid line."""
+    num_bad: int
+    """Damaged lines before the last valid one."""
+
+
+def read_lines(path: Path) -> JournalLines:
+    """Read a journal file; one that is not there has no lines.
+
+    Raises:
+        FormatVersionError: A later release wrote it.
+    """
+    try:
+        block = files.read_bytes(path)
+    except FileNotFoundError:
+        return JournalLines([], -1, 0, 0)
+    changes: list[tuple[int, dict[str, Any]]] = []
+    position = valid_bytes = num_bad = pending_bad = 0
+    while (stop := block.find(b"\n", position)) >= 0:
+        change = decode_line(block[position:stop])
+        if change is None:
+            pending_bad += 1
+        else:
+            changes.append((position, change))
+            valid_bytes, num_bad = stop + 1, pending_bad
+        position = stop + 1
+    generation = -1
+    if changes and changes[0][0] == 0 and changes[0][1].get("op") == "begin":
+        version = changes[0][1].get("version")
+        if not isinstance(version, int) or version > VERSION:
+            raise FormatVersionError(
+                f"{str(path)!r} has format version {version!r}, but this release of relive reads "
+                f"up to {VERSION}; upgrade relive",
+                path=str(path),
+            )
+        generation = int(changes.pop(0)[1].get("generation", -1))
+    return JournalLines(changes, generation, valid_bytes, num_bad)
