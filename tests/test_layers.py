@@ -18,17 +18,20 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "relive"
 LAYERS = (
     ("errors",),
     ("columns", "dtypes", "files", "locks"),
-    ("limits", "randomness", "runs", "sharding", "tensors", "trajectory", "waiting"),
-    ("part", "snapshot"),
+    ("lifetime", "limits", "listeners", "options", "randomness", "sharding", "waiting"),
+    ("runs", "tensors"),
+    ("interventions", "part", "trajectory"),
+    ("snapshot",),
     ("record", "record_json"),
     ("gather", "index", "leases", "spec", "texts"),
     ("batches", "index_file"),
-    ("cache", "channel", "collection", "collector", "formats", "gym", "journal", "samplers"),
-    ("folder", "format_set", "writer"),
-    ("disk",),
+    ("cache", "channel", "collection", "collector", "formats", "gym", "samplers"),
+    ("describe", "draws", "format_set", "journal", "journal_lines", "replay"),
+    ("folder", "writer"),
+    ("disk", "row_reading"),
     ("store",),
     ("checkpoint", "checkpoint_reading", "restoring"),
-    ("lifetime", "options"),
+    ("buffer_reader",),
     ("buffer",),
     ("compat", "demo", "maintenance", "testing"),
     ("__main__", "cli"),
@@ -38,10 +41,10 @@ LAYERS = (
 FACADE_USERS = ("cli", "compat", "demo", "testing")
 """These use relive as any program does, and may import its public names from the package."""
 
-THREAD_OWNERS = ("demo", "writer")
+THREAD_OWNERS = ("demo", "testing", "writer")
 """Only these start threads."""
 
-DISK_OWNERS = ("cli", "demo", "files", "locks")
+DISK_OWNERS = ("cli", "demo", "files", "locks", "testing")
 """Only these open, write, rename or remove by themselves; all others go through `files`.
 
 `locks` opens the lock file, whose descriptor is the lock.

@@ -129,7 +129,9 @@ class TestHostilePickles:
         with pytest.raises(UnsafePickleError, match="instruction b'b'"):
             tensors_of(build)
 
-    @pytest.mark.parametrize("code", [b"i", b"o", b"\x81", b"\x92", b"\x82", b"\x83", b"\x84", b"P"])
+    @pytest.mark.parametrize(
+        "code", [b"i", b"o", b"\x81", b"\x92", b"\x82", b"\x83", b"\x84", b"P"]
+    )
     def test_instructions_that_make_objects_are_refused(self, code: bytes) -> None:
         with pytest.raises(UnsafePickleError, match="instruction"):
             tensors_of(b"\x80\x04)" + code + b".")

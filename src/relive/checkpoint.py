@@ -80,7 +80,7 @@ def save_checkpoint(
     """
     _check_place(path)
     try:
-        settle(path)
+        settle(path, tidy=True)
         with files.building_folder(path) as folder:
             contents.records = {r.trajectory_id: r for r in write_files(folder)}
             digest = write_index(
@@ -174,15 +174,20 @@ def _put_in_place(folder: Path, path: Path) -> None:
     files.sync_folder(path.parent)
 
 
-def settle(path: Path) -> None:
-    """Complete an exchange of two renames that was cut off in between."""
+def settle(path: Path, *, tidy: bool) -> None:
+    """Complete an exchange of two renames that was cut off in between.
+
+    Args:
+        path: Where the checkpoint is to be.
+        tidy: Whether to remove what is left of it then; a reader need not be able to.
+    """
     new, old = _place_names(path)
     if not files.exists(path):
         if files.exists(new / METADATA_NAME):
             files.rename(new, path)
         elif files.exists(old / METADATA_NAME):
             files.rename(old, path)
-    for leftover in (new, old):
+    for leftover in (new, old) if tidy else ():
         if files.exists(path) and files.exists(leftover):
             files.remove_folder(leftover)
 

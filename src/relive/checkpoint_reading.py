@@ -86,7 +86,7 @@ def read_checkpoint(path: Path, formats: FormatSet) -> Checkpoint:
             several ranks contradict each other.
         FormatVersionError: A later release wrote it.
     """
-    settle(path)
+    settle(path, tidy=False)
     if not path.is_dir():
         raise MissingFileError(
             f"{str(path)!r} is not a folder, but a checkpoint is one; check the path",

@@ -12,10 +12,13 @@ from typing import Any, TypeVar
 
 from relive.errors import UnsupportedValueError
 
-__all__ = ["SEPARATOR", "Tree", "flatten", "unflatten"]
+__all__ = ["DEEPEST", "SEPARATOR", "Tree", "flatten", "unflatten"]
 
 SEPARATOR = "/"
 """Stands between the keys of a path."""
+
+DEEPEST = 100
+"""How many keys a path may have; a dict that contains itself has no end."""
 
 Tree = dict[str, Any]
 """A nested dict: text keys, and leaves or further such dicts as values."""
@@ -29,19 +32,26 @@ def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
     An empty dict below the root is a leaf too, so that `unflatten` gives the same tree back.
 
     Args:
-        tree: Any depth of dicts; a None leaf counts as absent.
+        tree: Dicts in dicts; a None leaf counts as absent.
 
     Raises:
-        UnsupportedValueError: A key is not text, is empty, or has a "/" in it.
+        UnsupportedValueError: A key is not text, is empty, or has a "/" in it, or a path has
+            more than `DEEPEST` keys.
 
     Example:
         >>> flatten({"obs": {"arm": {"q": 1}, "cam": 2}, "act": 3, "gone": None})
         {'obs/arm/q': 1, 'obs/cam': 2, 'act': 3}
     """
-    return dict(_leaves(tree, ""))
+    return dict(_leaves(tree, "", 1))
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _leaves(tree: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
+    if depth > DEEPEST:
+        raise UnsupportedValueError(
+            f"a dict under {prefix[:40]!r} has keys {depth} deep, but at most {DEEPEST} are stored; "
+            "flatten it, or look whether it contains itself",
+            column=prefix.rstrip(SEPARATOR),
+        )
     for key, value in tree.items():
         if not _is_name(key):
             raise UnsupportedValueError(
@@ -50,7 +60,7 @@ def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
                 column=prefix.rstrip(SEPARATOR),
             )
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}{SEPARATOR}")
+            yield from _leaves(value, prefix + key + SEPARATOR, depth + 1)
         elif value is not None:
             yield prefix + key, value
 

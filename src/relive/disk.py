@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from relive import files
-from relive.errors import InvalidArgumentError
+from relive.errors import InvalidArgumentError, StorageWriteError
 from relive.folder import OpenedFolder, finish_moves, set_aside
 from relive.format_set import FormatSet
 from relive.formats.checksum import checksums
@@ -249,7 +249,6 @@ class Disk:
 
         Raises:
             StorageWriteError: Something could not be written; the folder stays open.
-            OSError: The index could not be written; the folder stays open.
         """
         if self._is_closed:
             return
@@ -261,7 +260,17 @@ class Disk:
             self._export(is_closing=True)
             self._journal.close()
 
-        self.run_now("the index", finish)
+        try:
+            self.run_now("the index", finish)
+        except StorageWriteError:
+            raise
+        except OSError as error:
+            raise StorageWriteError(
+                f"the index in {str(self.folder)!r} could not be completed: {error}; the buffer is "
+                "still open, close it again once there is room",
+                path=str(self.folder),
+                errno=error.errno,
+            ) from error
         self._writer.close()
         self.formats.close()
         self._lock.release()

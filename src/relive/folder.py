@@ -106,7 +106,9 @@ def _open(folder: Path, formats: FormatSet, if_exists: IfExists, break_lock: boo
             path=str(folder),
         )
     _check_contents(folder, if_exists)
-    files.create_folder(folder)
+    if not files.exists(folder):
+        files.create_folder(folder)
+        files.sync_folder(folder.parent)
     lock = FolderLock(folder, break_lock=break_lock)
     try:
         names = files.list_names(folder)

@@ -81,7 +81,12 @@ def extract_interventions(trajectory: _Trajectory, mode: Mode = "any") -> list[_
     }
     extracted = []
     for env, start, stop in steps.stretches():
-        cut = {name: _cut(name, value, steps, env, start, stop) for name, value in named.items()}
+        before, after = steps.rows_around(env, start, stop)
+        kept = np.arange(start, stop)
+        cut = {
+            name: steps.take(name, value, env, kept, before=before, after=after)
+            for name, value in named.items()
+        }
         extracted.append(replace(trajectory, gaps=None, **{**trees, **unflatten(cut)}))
     return extracted
 
@@ -120,6 +125,76 @@ class CorrectedSteps:
         ends[:-1] |= self.corrected[:-1] != self.corrected[1:]
         bounds = run_bounds(ends).tolist()
         return [(env, start, stop) for env, start, stop in bounds if self.corrected[start, env]]
+
+    def rows_around(self, env: int, start: int, stop: int) -> tuple[int | None, int | None]:
+        """Return where columns of T + E rows have what lies just outside a stretch.
+
+        Returns:
+            The row of flags before its first step, and the row of values after its last; None
+            where a recorded gap lies between.
+        """
+        epoch = start // self.steps_per_epoch
+        follows_gap = start % self.steps_per_epoch and self.gaps[start - 1, env]
+        precedes_gap = stop % self.steps_per_epoch and self.gaps[stop - 1, env]
+        return (
+            None if follows_gap else start + epoch,
+            None if precedes_gap else stop + epoch,
+        )
+
+    def take(
+        self,
+        name: str,
+        value: Any,
+        env: int,
+        kept: NDArray[np.int64],
+        *,
+        before: int | None = None,
+        after: int | None = None,
+    ) -> Any:
+        """Return chosen steps of one env of one column, `[n, 1, ...]`, in memory of its own.
+
+        Args:
+            name: The column's full name.
+            value: The column; a side value is returned as it is.
+            env: Which env.
+            kept: Which steps, rising.
+            before: Row to put in front when it is a flag column of T + E rows.
+            after: Row to put behind when it is a column of values with T + E rows.
+
+        Raises:
+            UnsupportedValueError: A list is no text column.
+        """
+        if _is_side_value(value):
+            return value
+        if isinstance(value, (list, tuple)) or _is_text_array(value):
+            return self._take_text(name, value, env, kept)
+        rows = kept
+        if len(value) != self.num_steps:
+            rows = kept + kept // self.steps_per_epoch + (name in LEADING)
+            if name in LEADING and before is not None:
+                rows = np.insert(rows, 0, before)
+            if name in TRAILING and after is not None:
+                rows = np.append(rows, after)
+        if not is_tensor(value):
+            return value[rows, env : env + 1]
+        import torch
+
+        chosen = torch.from_numpy(rows).to(value.device)
+        return value[:, env : env + 1].index_select(0, chosen)
+
+    def _take_text(self, name: str, value: Any, env: int, kept: NDArray[np.int64]) -> list[Any]:
+        rows = value.tolist() if isinstance(value, np.ndarray) else value
+        if len(rows) == self.num_envs and all(isinstance(entry, str) for entry in rows):
+            return [rows[env]]
+        if len(rows) != self.num_steps or not all(
+            isinstance(row, (list, tuple)) and len(row) == self.num_envs for row in rows
+        ):
+            raise UnsupportedValueError(
+                f"column {name!r} is a list, but lists hold text: B = {self.num_envs} strings, or "
+                f"T = {self.num_steps} lists of B strings; make anything else a tensor [T, B, ...]",
+                column=name,
+            )
+        return [[rows[step][env]] for step in kept.tolist()]
 
 
 def named_columns(trajectory: Trajectory) -> dict[str, Any]:
@@ -181,50 +256,6 @@ def _bool_array(name: str, value: Any, shape: tuple[int, int] | None = None) -> 
             return array
         found = f"{dtype} {list(array.shape)}"
     raise ColumnMismatchError(f"{name} is {found}, but must be bool {wanted}", column=name)
-
-
-def _cut(name: str, value: Any, steps: CorrectedSteps, env: int, start: int, stop: int) -> Any:
-    """Return what a stretch has of one column or side value, `[n, 1, ...]`."""
-    if _is_side_value(value):
-        return value
-    if _is_text_array(value):
-        value = value.tolist()
-    if isinstance(value, (list, tuple)):
-        return _cut_text(name, value, steps, env, start, stop)
-    rows = _rows_of(name, len(value), steps, env, start, stop)
-    cut = value[rows, env : env + 1]
-    return cut.clone() if is_tensor(cut) else cut.copy()
-
-
-def _rows_of(
-    name: str, length: int, steps: CorrectedSteps, env: int, start: int, stop: int
-) -> slice:
-    """Return the rows of a column of T or T + E rows that belong to a stretch."""
-    if length == steps.num_steps:
-        return slice(start, stop)
-    epoch = start // steps.steps_per_epoch
-    if name in LEADING:
-        follows_gap = start % steps.steps_per_epoch and steps.gaps[start - 1, env]
-        return slice(start + epoch + bool(follows_gap), stop + epoch + 1)
-    precedes_gap = stop % steps.steps_per_epoch and steps.gaps[stop - 1, env]
-    return slice(start + epoch, stop + epoch + 1 - bool(precedes_gap))
-
-
-def _cut_text(
-    name: str, value: list[Any] | tuple[Any, ...], steps: CorrectedSteps, *stretch: int
-) -> list[Any]:
-    env, start, stop = stretch
-    if all(isinstance(entry, str) for entry in value) and len(value) == steps.num_envs:
-        return [value[env]]
-    if len(value) != steps.num_steps or not all(
-        isinstance(row, (list, tuple)) and len(row) == steps.num_envs for row in value
-    ):
-        raise UnsupportedValueError(
-            f"column {name!r} is a list, but lists hold text: B = {steps.num_envs} strings, or "
-            f"T = {steps.num_steps} lists of B strings; make anything else a tensor [T, B, ...]",
-            column=name,
-        )
-    return [[row[env]] for row in value[start:stop]]
 
 
 def _is_side_value(value: object) -> bool:

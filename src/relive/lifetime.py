@@ -9,7 +9,7 @@ import os
 import weakref
 from typing import Protocol
 
-__all__ = ["unwatch", "watch"]
+__all__ = ["Watched", "unwatch", "watch"]
 
 _log = logging.getLogger("relive")
 

@@ -29,7 +29,8 @@ class Limits:
     max_bytes: int | None = None
     """Bytes of columns kept."""
     cache_bytes: int | None = None
-    """Bytes of columns in the cache, beside its bound by count."""
+    """Bytes of columns in the cache, beside its bound by count; without `auto_save` those of all
+    trajectories that are remembered."""
     max_pending_bytes: int = 1 << 30
     """Bytes of columns that may wait to be written; an add that would exceed it waits."""
 

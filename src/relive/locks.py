@@ -56,6 +56,22 @@ class FolderLock:
             raise
         _held.add(self)
 
+    @staticmethod
+    def owner_of(folder: Path) -> str:
+        """Say who has a folder open for writing, without taking the lock; "" when nobody does.
+
+        A writer that was killed on another host counts as having it open.
+        """
+        try:
+            owner = json.loads((folder / LOCK_NAME).read_bytes() or b"{}")
+        except (OSError, ValueError):
+            return ""
+        if not isinstance(owner, dict) or "process" not in owner:
+            return ""
+        if owner.get("host") == socket.gethostname() and not _lives(owner["process"]):
+            return ""
+        return _describe(owner)
+
     def _take(self, break_lock: bool) -> None:
         owner = self._read_owner()
         has_kernel_lock = True
@@ -112,6 +128,11 @@ class FolderLock:
             os.close(self._descriptor)
             self._descriptor = -1
             _held.discard(self)
+
+
+def _lives(process: object) -> bool:
+    """Tell whether a process of this host may live; where nothing tells, it may."""
+    return Path(f"/proc/{process}").exists() or not Path("/proc/self").exists()
 
 
 def _describe(owner: dict[str, object]) -> str:

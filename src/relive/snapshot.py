@@ -7,7 +7,7 @@ can change what is stored. `restore` is the way back out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive.columns import flatten, unflatten
-from relive.errors import ColumnMismatchError, UnsupportedValueError
+from relive.dtypes import has_numpy_type
+from relive.errors import ColumnMismatchError, CorruptFileError, UnsupportedValueError
 from relive.runs import (
     LEADING,
     TRAILING,
@@ -24,7 +25,7 @@ from relive.runs import (
     run_breaks,
     run_lengths,
 )
-from relive.tensors import Framework, copy_in, is_array, wrap_out
+from relive.tensors import Framework, copy_in, is_array, shape_of, wrap_out
 from relive.trajectory import COLUMN_FIELDS, SHAPE_FIELDS, TREE_FIELDS, Trajectory
 
 __all__ = ["TEXT", "Column", "SideValue", "Snapshot", "restore", "take_snapshot"]
@@ -35,7 +36,14 @@ TEXT = "text"
 SideValue = Any
 """What stays with a trajectory beside its columns: bool, int, float, str, bytes, or {}."""
 
-_SIDE_TYPES = (bool, int, float, str, bytes)
+_PLAIN: Mapping[type, Callable[[Any], SideValue]] = {
+    # an enum or another subclass would be stored by its class, which no safe reader makes again
+    bool: bool,
+    int: int.__int__,
+    float: float.__float__,
+    str: str.__str__,
+    bytes: lambda value: memoryview(value).tobytes(),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,9 @@ class Snapshot:
     def version_range(self) -> tuple[int, int] | None:
         """Return the smallest and largest model version that acted, or None if unknown."""
         column = self.columns.get("versions")
-        if column is None or not column.values.size or column.values.dtype.kind not in "iuf":
+        if column is None or not has_numpy_type(column.dtype):
+            return None
+        if not column.values.size or column.values.dtype.kind not in "iuf":
             return None
         low, high = column.values.min(), column.values.max()
         if not (np.isfinite(low) and np.isfinite(high)):
@@ -114,25 +124,20 @@ def take_snapshot(trajectory: Trajectory) -> Snapshot:
         ColumnMismatchError: Columns disagree about T, B or E, or nothing tells T and B.
     """
     named = _named_values(trajectory)
-    shape = _find_shape(named)
+    shapes = {name: shape_of(value, name) for name, value in named.items() if _is_column(value)}
+    shape = _find_shape(shapes)
     num_steps, num_envs = shape[:2]
+    for name, one in shapes.items():
+        check_leading_axes(name, one, num_steps, num_envs)
+    extendable = {name: shapes[name][0] for name in sorted((LEADING | TRAILING) & shapes.keys())}
+    num_epochs = num_epochs_of(extendable, num_steps)
     columns: dict[str, Column] = {}
     side_values: dict[str, SideValue] = {}
     for name, value in named.items():
-        if is_array(value) and not isinstance(value, np.generic) and not _is_text_array(value):
-            check_leading_axes(name, tuple(value.shape), num_steps, num_envs)
-    extendable = {
-        name: int(named[name].shape[0])
-        for name in sorted((LEADING | TRAILING) & named.keys())
-        if is_array(named[name])
-    }
-    num_epochs = num_epochs_of(extendable, num_steps)
-    for name, value in named.items():
-        text = _text_column(name, value, num_steps, num_envs)
-        if text is not None:
-            columns[name] = text
-        elif is_array(value) and not isinstance(value, np.generic):
+        if name in shapes:
             columns[name] = Column(*copy_in(value, name))
+        elif isinstance(value, (list, tuple, np.ndarray)):
+            columns[name] = _text_column(name, value, num_steps, num_envs)
         else:
             side_values[name] = _side_value(name, value)
     return Snapshot(
@@ -153,6 +158,7 @@ def restore(snapshot: Snapshot, framework: Framework = "torch") -> Trajectory:
 
     Raises:
         UnsupportedValueError: NumPy was asked for, but a column's type does not exist there.
+        CorruptFileError: A column or side value belongs to none of its fields.
     """
     flat: dict[str, Any] = dict(snapshot.side_values)
     for name, column in snapshot.columns.items():
@@ -165,6 +171,8 @@ def restore(snapshot: Snapshot, framework: Framework = "torch") -> Trajectory:
         max_episode_length=snapshot.max_episode_length, model_weights_id=snapshot.model_weights_id
     )
     for name, value in unflatten(flat).items():
+        if name not in COLUMN_FIELDS:  # a file must not put itself in the place of a method
+            raise CorruptFileError(f"{name!r} is stored, but is no field of a trajectory")
         setattr(trajectory, name, value)
     if snapshot.gaps is not None:
         trajectory.gaps = wrap_out(snapshot.gaps.copy(), "bool", framework, "gaps")
@@ -191,13 +199,12 @@ def _named_values(trajectory: Trajectory) -> dict[str, Any]:
     return flatten(tree)
 
 
-def _find_shape(named: Mapping[str, Any]) -> tuple[int, ...]:
-    observations = [name for name in named if name.startswith(("curr_obs/", "next_obs/"))]
+def _find_shape(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    observations = [name for name in shapes if name.startswith(("curr_obs/", "next_obs/"))]
     for name in (*SHAPE_FIELDS, *observations):
-        value = named.get(name)
-        if value is None or not is_array(value) or _is_text_array(value):
+        if name not in shapes:
             continue
-        shape = tuple(int(length) for length in value.shape)
+        shape = shapes[name]
         if len(shape) < 2 or not shape[0] or not shape[1]:
             raise ColumnMismatchError(
                 f"column {name!r} is {list(shape)}, but columns are [T, B, ...] with T and B at "
@@ -211,16 +218,22 @@ def _find_shape(named: Mapping[str, Any]) -> tuple[int, ...]:
     )
 
 
-def _is_text_array(value: object) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind in "UO"
+def _is_column(value: object) -> bool:
+    """Tell whether it is a tensor or array of numbers, not a single number and no text."""
+    is_text = isinstance(value, np.ndarray) and value.dtype.kind in "UO"
+    return is_array(value) and not isinstance(value, np.generic) and not is_text
 
 
-def _text_column(name: str, value: Any, num_steps: int, num_envs: int) -> Column | None:
-    """Read a list of B strings, or T lists of B strings; None when it is no list."""
-    if _is_text_array(value):
+def _text_column(name: str, value: Any, num_steps: int, num_envs: int) -> Column:
+    """Read B strings, or T lists of B strings, from a list or array."""
+    if name in LEADING | TRAILING:
+        raise UnsupportedValueError(
+            f"column {name!r} is a {type(value).__name__} that holds no numbers, but it is a "
+            "tensor or array of numbers; convert it",
+            column=name,
+        )
+    if isinstance(value, np.ndarray):
         value = value.tolist()
-    if not isinstance(value, (list, tuple)):
-        return None
     per_env = all(isinstance(entry, str) for entry in value)
     rows = [value] if per_env else value
     if len(rows) != (1 if per_env else num_steps) or not all(
@@ -236,7 +249,9 @@ def _text_column(name: str, value: Any, num_steps: int, num_envs: int) -> Column
             column=name,
         )
     codes_of: dict[str, int] = {}
-    codes = [[codes_of.setdefault(entry, len(codes_of)) for entry in row] for row in rows]
+    codes = [
+        [codes_of.setdefault(str.__str__(text), len(codes_of)) for text in row] for row in rows
+    ]
     values = np.broadcast_to(np.array(codes, np.int32), (num_steps, num_envs))
     return Column(np.ascontiguousarray(values), TEXT, tuple(codes_of), per_env)
 
@@ -244,16 +259,18 @@ def _text_column(name: str, value: Any, num_steps: int, num_envs: int) -> Column
 def _side_value(name: str, value: Any) -> SideValue:
     if isinstance(value, np.generic):
         value = value.item()
-    if name in COLUMN_FIELDS or not (
-        isinstance(value, _SIDE_TYPES) or (isinstance(value, Mapping) and not value)
-    ):
-        raise UnsupportedValueError(
-            f"{name!r} is a {type(value).__name__}, but a column is a tensor, an array or lists of "
-            "strings, and a side value below extras or an observation is a bool, int, float, str "
-            "or bytes; convert it",
-            column=name,
-        )
-    return dict(value) if isinstance(value, Mapping) else value
+    if name not in COLUMN_FIELDS:
+        if isinstance(value, Mapping) and not value:
+            return {}
+        for kind, plain in _PLAIN.items():
+            if isinstance(value, kind):
+                return plain(value)
+    raise UnsupportedValueError(
+        f"{name!r} is a {type(value).__name__}, but a column is a tensor, an array or lists of "
+        "strings, and a side value below extras or an observation is a bool, int, float, str or "
+        "bytes; convert it",
+        column=name,
+    )
 
 
 def _copy_gaps(gaps: Any, num_steps: int, num_envs: int) -> NDArray[np.bool_] | None:
@@ -289,4 +306,4 @@ def _checked_weights_id(weights_id: Any) -> str:
             f"model_weights_id is a {type(weights_id).__name__}, but must be text",
             column="model_weights_id",
         )
-    return weights_id
+    return str.__str__(weights_id)

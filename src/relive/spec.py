@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from relive.columns import flatten
 from relive.dtypes import storage_dtype
 from relive.errors import ColumnMismatchError, CorruptFileError, InvalidArgumentError
-from relive.record import ColumnLayout
 from relive.snapshot import TEXT, Column, Snapshot
 from relive.tensors import copy_in
 
@@ -218,11 +217,6 @@ def conform(schema: Schema, declared: Columns) -> Schema:
 
 def _spec_of(column: Column) -> ColumnSpec:
     return ColumnSpec(column.dtype, column.values.shape[2:])
-
-
-def spec_of_layout(column: ColumnLayout) -> ColumnSpec:
-    """Return the spec of a stored column."""
-    return ColumnSpec(column.dtype, column.row_shape)
 
 
 def _first_schema(declared: Columns, found: Mapping[str, ColumnSpec]) -> Schema:

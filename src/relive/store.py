@@ -193,12 +193,17 @@ class Store:
             len(self.index), self.index.num_rows, self.index.size_bytes
         ):
             self._discard([self.index.oldest().trajectory_id])
-        if self._disk is None and self._remembered:
-            while len(self.index) > self._remembered:
-                oldest = self.index.oldest()
-                self.num_forgotten += 1
-                self.num_forgotten_rows += oldest.num_rows
-                self._discard([oldest.trajectory_id])
+        while self._disk is None and self._remembers_too_much():
+            oldest = self.index.oldest()
+            self.num_forgotten += 1
+            self.num_forgotten_rows += oldest.num_rows
+            self._discard([oldest.trajectory_id])
+
+    def _remembers_too_much(self) -> bool:
+        """Tell whether a store without a disk is to forget its oldest trajectory."""
+        num, most_bytes = len(self.index), self._limits.cache_bytes
+        is_too_large = most_bytes is not None and self.index.size_bytes > most_bytes
+        return num > 1 and (is_too_large or 0 < self._remembered < num)
 
     def _discard(self, trajectory_ids: Iterable[int]) -> None:
         stored: list[tuple[Record, Resident | None]] = []
@@ -403,6 +408,7 @@ class Store:
                         self._resident[record.trajectory_id] = Resident(snapshot, rows)
                     else:
                         self._cache.put(record.trajectory_id, rows)
+            self._retain()
             self._tell_listeners()
 
     @contextmanager

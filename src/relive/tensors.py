@@ -19,7 +19,7 @@ from relive.errors import UnsupportedValueError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Framework", "copy_in", "is_array", "is_tensor", "wrap_out"]
+__all__ = ["Framework", "copy_in", "is_array", "is_tensor", "shape_of", "wrap_out"]
 
 Framework = Literal["torch", "numpy"]
 """What batches and trajectories are made of when they leave."""
@@ -35,6 +35,20 @@ def is_tensor(value: object) -> bool:
 def is_array(value: object) -> bool:
     """Tell whether the value is a tensor or a NumPy array or scalar."""
     return isinstance(value, (np.ndarray, np.generic)) or is_tensor(value)
+
+
+def shape_of(value: Any, column: str) -> tuple[int, ...]:
+    """Return the shape of a tensor or array.
+
+    Raises:
+        UnsupportedValueError: It is a nested tensor, which has none.
+    """
+    if getattr(value, "is_nested", False):
+        raise UnsupportedValueError(
+            f"column {column!r} is a nested tensor, but columns are [T, B, ...]; pad it",
+            column=column,
+        )
+    return tuple(int(length) for length in value.shape)
 
 
 def copy_in(value: Any, column: str) -> tuple[NDArray[Any], str]:

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from relive.cli.demo import demo
+from relive.cli.info import info
 from relive.errors import ReplayError
 
 __all__ = ["app", "main"]
@@ -26,6 +27,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(demo)
+app.command()(info)
 
 
 def main() -> None:

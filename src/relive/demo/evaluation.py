@@ -11,8 +11,8 @@ import torch
 from gymnasium.vector import SyncVectorEnv
 from numpy.typing import NDArray
 
+from relive import Trajectory
 from relive.demo.sac import Actor
-from relive.trajectory import Trajectory
 
 __all__ = ["EpisodeReturns", "evaluate"]
 

@@ -22,13 +22,10 @@ from gymnasium.vector import SyncVectorEnv
 from numpy.typing import NDArray
 
 import relive.gym
-from relive.channel import Channel
-from relive.collector import TrajectoryCollector
+from relive import Channel, Trajectory, TrajectoryCollector, TrajectoryPart
 from relive.demo.sac import Actor
 from relive.demo.settings import DemoSettings
 from relive.errors import ClosedError, TimeLimitError
-from relive.part import TrajectoryPart
-from relive.trajectory import Trajectory
 
 __all__ = ["ActingPolicy", "Rollouts", "Weights"]
 

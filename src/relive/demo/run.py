@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from relive.buffer import TrajectoryReplayBuffer
+from relive import Limits, TrajectoryReplayBuffer
 from relive.demo.environments import EnvFacts, look_at, make_envs
 from relive.demo.history import History
 from relive.demo.interrupt import Interrupt, StopRequested
@@ -27,7 +27,6 @@ from relive.demo.settings import DEFAULT_ENV, DEFAULT_GOAL, DemoSettings
 from relive.demo.train import Trainer
 from relive.errors import InvalidArgumentError
 from relive.folder import IfExists
-from relive.limits import Limits
 
 __all__ = ["Outcome", "run_demo"]
 

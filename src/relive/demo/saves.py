@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relive import files
-from relive.buffer import TrajectoryReplayBuffer
+from relive import TrajectoryReplayBuffer, files
 from relive.errors import (
     CorruptFileError,
     FormatVersionError,

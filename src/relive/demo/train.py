@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from gymnasium.vector import SyncVectorEnv
 
-from relive.buffer import TrajectoryReplayBuffer
+from relive import TrajectoryReplayBuffer
 from relive.demo.evaluation import EpisodeReturns, evaluate
 from relive.demo.history import Evaluation, History
 from relive.demo.interrupt import Interrupt

@@ -170,8 +170,8 @@ def naming(path: Path, record: Record | None = None) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise MissingFileError(
-            f"{str(path)!r}{whose} is not there, but the index names it; restore it from a copy, or "
-            "delete the trajectory",
+            f"{str(path)!r}{whose} is not there, but the index names it; restore it from a copy, "
+            "or delete the trajectory",
             path=str(path),
             errno=error.errno,
         ) from error

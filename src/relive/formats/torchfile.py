@@ -117,5 +117,7 @@ def _load_with_torch(memory: memoryview, because: UnsafePickleError | None = Non
         if because is not None:
             raise because from error
         kind = UnsafePickleError if isinstance(error, UnpicklingError) else CorruptFileError
-        raise kind(f"torch.load(weights_only=True) refuses it: {error!s:.300}") from error
+        # the reason is one line in the midst of advice to load the file with less care
+        reason = str(error).partition("\n\nCheck the documentation")[0].rpartition("\n")[2].strip()
+        raise kind(f"torch.load(weights_only=True) refuses it: {reason:.200}") from error
     return Decoded(tree, min(len(memory), _MOST_OBJECTS))

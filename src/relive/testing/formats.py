@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: D102 - the names of tests are sentences
 """The tests that every storage format passes.
 
 A format's own test file inherits them::

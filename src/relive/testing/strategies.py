@@ -26,6 +26,8 @@ _KEYS = st.text(
     st.characters(exclude_characters="/", exclude_categories=()), min_size=1, max_size=4
 )
 _ROW_SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+_SEEDS = st.integers(0, 2**32)
+_FLAG_DTYPES = ("bool", "uint8", "int64", "float32")
 _OTHER_FIELDS = ("intervene_flags", "versions")
 
 
@@ -62,7 +64,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     def tensor(num_rows: int = num_steps) -> Any:
         dtype = draw(st.sampled_from(available_dtypes()))
         shape = (num_rows, num_envs, *draw(_ROW_SHAPES))
-        values = column_values(shape, dtype, draw(st.integers(0, 2**32)))
+        values = column_values(shape, dtype, draw(_SEEDS))
         return wrap_out(values, dtype, "torch", "drawn")
 
     trajectory = Trajectory(
@@ -78,10 +80,15 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
             setattr(trajectory, name, tensor())
     if not fields & set(SHAPE_FIELDS):
         trajectory.curr_obs["tells T and B"] = tensor()
-    for name in sorted(draw(st.sets(st.sampled_from((*FLAG_FIELDS, "prev_values"))))):
-        setattr(trajectory, name, tensor(draw(st.sampled_from((num_steps, extended)))))
     if draw(st.booleans()):
-        gaps = column_values((num_steps, num_envs), "bool", draw(st.integers(0, 2**32)))
+        trajectory.prev_values = tensor(draw(st.sampled_from((num_steps, extended))))
+    for name in sorted(draw(st.sets(st.sampled_from(FLAG_FIELDS)))):
+        shape = (draw(st.sampled_from((num_steps, extended))), num_envs, *draw(_ROW_SHAPES))
+        dtype = draw(st.sampled_from(_FLAG_DTYPES))
+        flags = column_values(shape, "bool", draw(_SEEDS)).astype(dtype)
+        setattr(trajectory, name, wrap_out(flags, dtype, "torch", name))
+    if draw(st.booleans()):
+        gaps = column_values((num_steps, num_envs), "bool", draw(_SEEDS))
         trajectory.gaps = wrap_out(gaps, "bool", "torch", "gaps")
     return trajectory
 

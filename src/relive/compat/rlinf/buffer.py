@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RLinf's `TrajectoryReplayBuffer`: relive's, with RLinf's defaults and method names."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, overload
+
+import relive.buffer
+from relive.batches import SampleInfo, TextForm
+from relive.columns import Tree
+from relive.compat.rlinf.trajectory import as_trajectory
+from relive.disk import Durability
+from relive.errors import InvalidArgumentError
+from relive.folder import IfExists
+from relive.formats import Format
+from relive.limits import Limits
+from relive.samplers import Sampler
+from relive.spec import Columns
+from relive.trajectory import Trajectory
+
+__all__ = ["TrajectoryReplayBuffer"]
+
+
+class TrajectoryReplayBuffer(relive.buffer.TrajectoryReplayBuffer):
+    """Trajectories on disk or in memory, for programs that were written for RLinf's buffer.
+
+    Differs from `relive.TrajectoryReplayBuffer` in what a program of RLinf's relies on: a store
+    found in `auto_save_path` is gone on with, each rank draws a stream of its own without being
+    told, and RLinf's own trajectories are taken.
+
+    Example:
+        >>> import torch
+        >>> from relive.compat.rlinf import Trajectory
+        >>> buffer = TrajectoryReplayBuffer(1234, True, 5, 100)
+        >>> _ = buffer.add_trajectories([Trajectory(rewards=torch.ones(3, 2, 1))])
+        >>> buffer.sample(num_chunks=8)["rewards"].shape
+        torch.Size([8, 1])
+    """
+
+    def __init__(
+        self,
+        seed: int | None = 1234,
+        enable_cache: bool = True,
+        cache_size: int = 5,
+        sample_window_size: int = 100,
+        auto_save: bool = False,
+        auto_save_path: str | os.PathLike[str] | None = "",
+        trajectory_format: str | Format = "pt",
+        *,
+        sampler: Sampler | None = None,
+        columns: Columns | None = None,
+        limits: Limits | None = None,
+        durability: Durability = "process",
+        if_exists: IfExists = "resume",
+        allow_pickle: bool = False,
+        stream: Sequence[int] | None = None,
+        break_lock: bool = False,
+    ) -> None:
+        """Open a buffer.
+
+        Args:
+            seed: As in relive, like all others but those below.
+            enable_cache: Likewise.
+            cache_size: Likewise.
+            sample_window_size: Likewise.
+            auto_save: Likewise.
+            auto_save_path: The folder; None, too, without `auto_save`.
+            trajectory_format: As in relive.
+            sampler: Likewise.
+            columns: Likewise.
+            limits: Likewise.
+            durability: Likewise.
+            if_exists: Here a store found in `auto_save_path` is gone on with by default.
+            allow_pickle: As in relive.
+            stream: None takes rank and world size of this process: of `torch.distributed` if it
+                is initialised, else of the variables RANK and WORLD_SIZE, if they are set. A
+                world of one has none.
+            break_lock: As in relive.
+
+        Raises:
+            InvalidArgumentError: An argument is out of range or unknown, `auto_save` lacks a
+                path, or RANK or WORLD_SIZE is no number.
+            StoreExistsError: `auto_save_path` is a file, or holds what `if_exists` refuses.
+            StoreLockedError: Another writer has the folder.
+            StorageError: The folder cannot be made or written.
+            CorruptFileError: The store found cannot be read.
+            ColumnMismatchError: The store found does not fit `columns`.
+        """
+        super().__init__(
+            seed,
+            enable_cache,
+            cache_size,
+            sample_window_size,
+            auto_save,
+            "" if auto_save_path is None else auto_save_path,
+            trajectory_format,
+            sampler=sampler,
+            columns=columns,
+            limits=limits,
+            durability=durability,
+            if_exists=if_exists,
+            allow_pickle=allow_pickle,
+            stream=_process_stream() if stream is None else stream,
+            break_lock=break_lock,
+        )
+        self.enable_cache = enable_cache or not auto_save
+        """Whether the newest trajectories are in memory; they are without `auto_save`."""
+
+    def add_trajectories(self, trajectories: Iterable[Any]) -> list[int]:
+        """Add trajectories, RLinf's own among them: all of them or, when it raises, none.
+
+        See `relive.TrajectoryReplayBuffer.add_trajectories`.
+        """
+        if isinstance(trajectories, Trajectory):
+            return super().add_trajectories(trajectories)  # refuses it
+        return super().add_trajectories([as_trajectory(one) for one in trajectories])
+
+    @overload
+    def sample(
+        self,
+        num_chunks: int = 0,
+        *,
+        return_info: Literal[False] = False,
+        columns: Sequence[str] | None = None,
+        text: TextForm = "strings",
+    ) -> Tree: ...
+
+    @overload
+    def sample(
+        self,
+        num_chunks: int = 0,
+        *,
+        return_info: Literal[True],
+        columns: Sequence[str] | None = None,
+        text: TextForm = "strings",
+    ) -> tuple[Tree, SampleInfo]: ...
+
+    def sample(
+        self,
+        num_chunks: int = 0,
+        *,
+        return_info: bool = False,
+        columns: Sequence[str] | None = None,
+        text: TextForm = "strings",
+    ) -> Tree | tuple[Tree, SampleInfo]:
+        """Draw transitions from the window: exactly `num_chunks`, however few there are.
+
+        See `relive.TrajectoryReplayBuffer.sample`. The default is RLinf's, and an error as there.
+        """
+        if return_info:
+            return super().sample(num_chunks, return_info=True, columns=columns, text=text)
+        return super().sample(num_chunks, columns=columns, text=text)
+
+    def sample_chunks(self, num_chunks: int) -> Tree:
+        """Draw transitions, as `sample` does."""
+        return self.sample(num_chunks)
+
+    def load_checkpoint(
+        self,
+        load_path: str | os.PathLike[str],
+        is_distributed: bool = False,
+        local_rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """Let the trajectories of a checkpoint take the place of what the buffer holds.
+
+        See `relive.TrajectoryReplayBuffer.load_checkpoint`. As in RLinf, rank and world size are
+        ignored unless `is_distributed`. A rank that loads what another one saved goes on with a
+        stream of its own, so that they do not draw alike.
+        """
+        own = self._draws.stream
+        rank = (local_rank, world_size) if is_distributed else (0, 1)
+        super().load_checkpoint(load_path, is_distributed, *rank)
+        if not is_distributed and own and self._draws.stream != own:
+            self._draws.begin_stream(own, self.trajectory_counter)
+
+    def close(self, wait: bool = True) -> None:
+        """Store everything and let go of the folder; twice is fine.
+
+        See `relive.TrajectoryReplayBuffer.close`.
+
+        Args:
+            wait: Either way this returns when all is stored: what is not written when a process
+                ends is lost.
+        """
+        del wait
+        super().close()
+
+
+def _process_stream() -> tuple[int, ...]:
+    """Return rank and world size of this process; () when it is alone."""
+    rank, world_size = _distributed_rank() or _environment_rank()
+    return (rank, world_size) if world_size > 1 else ()
+
+
+def _distributed_rank() -> tuple[int, int] | None:
+    if "torch" not in sys.modules:  # who has initialised it has imported it
+        return None
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    return dist.get_rank(), dist.get_world_size()
+
+
+def _environment_rank() -> tuple[int, int]:
+    numbers = {}
+    for name, least in (("RANK", 0), ("WORLD_SIZE", 1)):
+        text = os.environ.get(name, str(least))
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise InvalidArgumentError(
+                f"the variable {name} is {text!r}, but must be an integer of at least {least}; set "
+                "it right, or give stream=()"
+            )
+        numbers[name] = int(text)
+    return numbers["RANK"], numbers["WORLD_SIZE"]
