@@ -12,6 +12,7 @@ from typing import IO
 
 import pytest
 
+import relive
 from relive.cli import main
 from relive.errors import InvalidArgumentError
 
@@ -43,7 +44,7 @@ class TestMain:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert call("--version", monkeypatch=monkeypatch) == 0
-        assert capsys.readouterr().out.startswith("relive")
+        assert capsys.readouterr().out == f"relive {relive.__version__}\n"
 
     def test_python_m_is_the_same_command(self) -> None:
         done = subprocess.run(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import os
 import pickle
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class TestFiles:
         snapshot = addressed(2)
         record = PklFormat().write(tmp_path, record_of(snapshot, 2), snapshot, sync=False)
         path = PklFormat().path(tmp_path, record)
-        old, new = np.int64([2_000_007, 2_000_008]).tobytes(), np.int64([2_000_007, 5]).tobytes()
+        old, new = struct.pack("<2q", 2_000_007, 2_000_008), struct.pack("<2q", 2_000_007, 5)
         path.write_bytes(path.read_bytes().replace(old, new))
         with pytest.raises(CorruptFileError, match="'curr_obs/id' is damaged"):
             PklFormat().rows(tmp_path, record, ["rewards"])

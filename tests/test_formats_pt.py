@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -50,10 +49,9 @@ class TestSmallConformance(FormatConformance):
 
 class TestRegistry:
     def test_formats_are_made_by_name(self) -> None:
-        assert {name: type(create_format(name)) for name in FORMATS} == {
-            "pt": PtFormat,
-            "pkl": PklFormat,
-        }
+        assert list(FORMATS) == ["pt", "pkl"]
+        assert isinstance(create_format("pt"), PtFormat)
+        assert isinstance(create_format("pkl"), PklFormat)
         assert all(create_format(name).name == name for name in FORMATS)
 
     @pytest.mark.parametrize("name", ["parquet", "", "PT"])
@@ -137,6 +135,12 @@ class TestFiles:
             {"curr_obs": 5},
             {"curr_obs": {}},
             {"curr_obs": {"a/b": 1}},
+            {"gaps": torch.zeros(6, 3)},
+            {"gaps": torch.zeros(3, 6, dtype=torch.bool)},
+            {"gaps": [True]},
+            {"max_episode_length": 7},
+            {"max_episode_length": "seven"},
+            {"model_weights_id": "another"},
             {"advantages": torch.zeros(6, 3), "relive": {}},
         ],
         ids=str,
@@ -280,16 +284,14 @@ class TestProcess:
             "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
             "folder = Path(sys.argv[1])\n"
             "for form, count in ((create_format('pt'), 300), (create_format('pkl'), 70)):\n"
-            "    snapshots = [addressed(number) for number in range(count)]\n"
-            "    assert len(snapshots[0].columns) >= 7\n"
+            "    one = addressed(5)\n"
+            "    assert len(one.columns) == 7\n"
             "    records = [\n"
             "        form.write(folder, record_of(one, number), one, sync=False)\n"
-            "        for number, one in enumerate(snapshots)\n"
+            "        for number in range(count)\n"
             "    ]\n"
             "    held = [form.rows(folder, record, ['rewards']) for record in records]\n"
-            "    assert [int(rows['curr_obs/id'][0]) for rows in held] == [\n"
-            "        1_000_000 * number for number in range(count)\n"
-            "    ]\n"
+            "    assert all(int(rows['curr_obs/id'][7]) == 5_000_007 for rows in held)\n"
             "    assert len(os.listdir('/proc/self/fd')) <= before\n"
         )
         subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
@@ -431,7 +433,7 @@ class TestArchives:
         file = io.BytesIO()
         with zipfile.ZipFile(file, "w") as archive:
             archive.writestr("readme.txt", b"hello")
-        with pytest.raises(CorruptFileError, match="has no member 'data.pkl'"):
+        with pytest.raises(CorruptFileError, match=r"has no member 'data\.pkl'"):
             read(file.getvalue())
 
     def test_with_a_comment_are_read(self) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -43,6 +44,7 @@ def wanted_of(
     ]
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
 class TestRowBatch:
     def test_rows_come_in_the_order_drawn(self) -> None:
         trajectories = [addressed(number) for number in range(5)]
@@ -65,6 +67,7 @@ class TestRowBatch:
                 assert out["prev_values"][position] == (step + step // 3) * 3 + env
 
     @given(snapshot=snapshots(), seed=st.integers(0, 2**32))
+    @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
     def test_any_rows_of_any_trajectory_are_its_own(self, snapshot: Snapshot, seed: int) -> None:
         rng = np.random.default_rng(seed)
         rows = rng.integers(0, snapshot.num_rows, (1, 7))

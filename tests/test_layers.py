@@ -23,7 +23,7 @@ LAYERS = (
     ("interventions", "part", "trajectory"),
     ("snapshot",),
     ("record", "record_json"),
-    ("gather", "index", "leases", "spec", "texts"),
+    ("column_spec", "gather", "index", "leases", "spec", "texts"),
     ("batches", "index_file"),
     ("cache", "channel", "collection", "collector", "formats", "gym", "samplers"),
     ("describe", "draws", "format_set", "journal", "journal_lines", "replay"),

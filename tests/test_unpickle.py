@@ -137,7 +137,8 @@ class TestHostilePickles:
             tensors_of(b"\x80\x04)" + code + b".")
 
     def test_what_is_admitted_can_be_called_only_as_meant(self) -> None:
-        for arguments in [(), (1,), (1, 2, 3, 4, 5, 6), ("a", (), (), (), False, {})]:
+        wrong: list[tuple[Any, ...]] = [(), (1,), (1, 2, 3, 4, 5, 6), ("a", (), (), (), 0, {})]
+        for arguments in wrong:
             call = pickle.dumps(arguments, 4)[:-1].removeprefix(b"\x80\x04")
             content = b"\x80\x04ctorch._utils\n_rebuild_tensor_v2\n" + call + b"R."
             with pytest.raises(CorruptFileError):
@@ -212,7 +213,8 @@ class TestForgedSizes:
     def test_a_tensor_outside_its_storage_is_noticed(
         self, first: Any, shape: Any, strides: Any
     ) -> None:
-        storage = torch.zeros(4)._typed_storage()
+        tensor: Any = torch.zeros(4)
+        storage = tensor.__reduce_ex__(2)[1][0]
         function = torch._utils._rebuild_tensor_v2
         hostile = Hostile(function, storage, first, shape, strides, False, {})
         with pytest.raises(CorruptFileError):

@@ -53,13 +53,13 @@ def choose_columns(schema: Schema, wanted: Sequence[str] | None, framework: Fram
         framework: What batches are made of.
 
     Raises:
-        InvalidArgumentError: `wanted` is text, or empty.
+        InvalidArgumentError: `wanted` is no list, or empty.
         ColumnMismatchError: There is no such column.
         UnsupportedValueError: NumPy has no type for a column.
     """
     names = list(schema.columns)
     if wanted is not None:
-        if isinstance(wanted, str) or not wanted:
+        if isinstance(wanted, str) or not isinstance(wanted, Sequence) or not wanted:
             raise InvalidArgumentError(
                 f"columns is {wanted!r}, but must be a list of at least one column name, or None"
             )

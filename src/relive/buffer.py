@@ -6,9 +6,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn
+from types import NoneType, TracebackType
+from typing import Any, NoReturn, TypeVar, get_args
 
 from relive.buffer_reader import BufferReader
 from relive.cache import TrajectoryCache
@@ -22,8 +21,10 @@ from relive.checkpoint_reading import read_checkpoint
 from relive.disk import Disk, Durability
 from relive.draws import Draws
 from relive.errors import (
+    CorruptFileError,
     ForkedError,
     InvalidArgumentError,
+    MissingFileError,
     UnsupportedValueError,
 )
 from relive.folder import IfExists, OpenedFolder, open_folder
@@ -32,12 +33,19 @@ from relive.formats import Format
 from relive.index_file import METADATA_NAME, IndexContents, read_metadata
 from relive.lifetime import unwatch, watch
 from relive.limits import Limits
-from relive.options import check_options
+from relive.options import (
+    check_choice,
+    check_count,
+    check_kind,
+    check_time_limit,
+    checked_path,
+    checked_stream,
+)
 from relive.randomness import (
     checked_seed,
 )
 from relive.replay import Replay
-from relive.restoring import numbering_after, restore_entries
+from relive.restoring import restore_entries
 from relive.samplers import Sampler, Uniform
 from relive.sharding import shard_bounds
 from relive.snapshot import take_snapshot
@@ -47,6 +55,8 @@ from relive.tensors import Framework
 from relive.trajectory import Trajectory
 
 __all__ = ["TrajectoryReplayBuffer"]
+
+_Buffer = TypeVar("_Buffer", bound="TrajectoryReplayBuffer")
 
 
 class TrajectoryReplayBuffer(BufferReader):
@@ -120,16 +130,21 @@ class TrajectoryReplayBuffer(BufferReader):
             CorruptFileError: The store found cannot be read.
             ColumnMismatchError: The store found does not fit `columns`.
         """
-        check_options(
-            sample_window_size=sample_window_size,
-            auto_save=auto_save,
-            auto_save_path=auto_save_path,
-            framework=framework,
-            stream=stream,
-        )
+        check_count("sample_window_size", sample_window_size, 0)
+        check_count("cache_size", cache_size, 0)
+        check_choice("framework", framework, get_args(Framework))
+        check_choice("durability", durability, get_args(Durability))
+        check_choice("if_exists", if_exists, get_args(IfExists))
+        check_kind("enable_cache", enable_cache, bool)
+        check_kind("auto_save", auto_save, bool)
+        check_kind("trajectory_format", trajectory_format, str, Format)
+        check_kind("sampler", sampler, Sampler, NoneType)
+        check_kind("columns", columns, Columns, NoneType)
+        check_kind("limits", limits, Limits, NoneType)
         limits = limits or Limits()
         self.auto_save = auto_save
         """Whether trajectories are stored as they are added."""
+        folder = checked_path("auto_save_path", auto_save_path) if auto_save else None
         self.auto_save_path = os.fspath(auto_save_path) if auto_save else None
         """The folder, or None."""
         self._columns = columns or Columns()
@@ -140,8 +155,12 @@ class TrajectoryReplayBuffer(BufferReader):
         self._cache = TrajectoryCache(
             cache_size if enable_cache else 0, max_bytes=limits.cache_bytes
         )
-        draws = Draws(sampler or Uniform(), checked_seed(seed), stream)
-        opened = self._open_folder(if_exists, break_lock) if auto_save else None
+        draws = Draws(sampler or Uniform(), checked_seed(seed), checked_stream(stream))
+        opened = (
+            None
+            if folder is None
+            else open_folder(folder, self._formats, if_exists=if_exists, break_lock=break_lock)
+        )
         disk = None if opened is None else self._open_disk(opened, durability)
         store = Store(
             disk=disk,
@@ -152,14 +171,13 @@ class TrajectoryReplayBuffer(BufferReader):
             on_change=draws.tell,
         )
         super().__init__(store, draws, sample_window_size=sample_window_size, framework=framework)
-        if opened is not None and opened.found is not None:
-            self._go_on(opened.found)
+        if disk is not None and opened is not None and opened.found is not None:
+            try:
+                self._go_on(disk, opened.found)
+            except BaseException:
+                disk.abandon()
+                raise
         watch(self, close_at_exit=auto_save)
-
-    def _open_folder(self, if_exists: IfExists, break_lock: bool) -> OpenedFolder:
-        assert self.auto_save_path is not None
-        folder = Path(self.auto_save_path).absolute()
-        return open_folder(folder, self._formats, if_exists=if_exists, break_lock=break_lock)
 
     def _open_disk(self, opened: OpenedFolder, durability: Durability) -> Disk:
         try:
@@ -173,17 +191,21 @@ class TrajectoryReplayBuffer(BufferReader):
             opened.lock.release()
             raise
 
-    def _go_on(self, found: Replay) -> None:
+    def _go_on(self, disk: Disk, found: Replay) -> None:
         """Continue the draws of a store that was closed, or begin another stream after a kill."""
-        disk = self._store.disk
-        assert disk is not None
-        if found.was_closed:
-            ours = read_metadata(disk.folder / METADATA_NAME).get("relive", {})
-            if ours.get("state"):
-                self._draws.load_state_dict(ours["state"])
-        else:
-            self._draws.begin_stream(self._draws.stream, found.contents.numbering.next_row_id, 1)
-        self._store.fill_cache()
+        contents = disk.contents
+        # each opening makes the journal longer, so no two begin the same stream
+        self._draws.begin_stream(self._draws.stream, contents.generation, contents.journal_bytes)
+        try:
+            if found.was_closed:
+                metadata = read_metadata(disk.folder / METADATA_NAME)
+                self._draws.load_state_dict(metadata["relive"]["state"])
+        except (CorruptFileError, MissingFileError, KeyError) as error:
+            warnings.warn(f"the store's draws do not go on where they were: {error}", stacklevel=3)
+        try:
+            self._store.fill_cache()
+        except (CorruptFileError, MissingFileError) as error:
+            warnings.warn(f"the cache could not be filled: {error}", stacklevel=3)
 
     def add_trajectories(self, trajectories: Iterable[Trajectory]) -> list[int]:
         """Add trajectories: all of them or, when it raises, none.
@@ -208,9 +230,10 @@ class TrajectoryReplayBuffer(BufferReader):
             ForkedError: This is a forked copy.
         """
         self._check_writable()
-        if isinstance(trajectories, Trajectory):
+        if isinstance(trajectories, Trajectory) or not isinstance(trajectories, Iterable):
             raise InvalidArgumentError(
-                "trajectories is one Trajectory, but must be a list; put it in brackets"
+                f"trajectories is one {type(trajectories).__name__}, but must be a list; put it in "
+                "brackets"
             )
         return self._store.put([take_snapshot(trajectory) for trajectory in trajectories])
 
@@ -229,6 +252,7 @@ class TrajectoryReplayBuffer(BufferReader):
             ForkedError: This is a forked copy.
         """
         self._check_writable()
+        check_time_limit(timeout_s)
         if self._store.disk is not None:
             self._store.disk.raise_failure_or_retry()
             self._store.disk.flush(timeout_s)
@@ -237,13 +261,18 @@ class TrajectoryReplayBuffer(BufferReader):
         """Take trajectories out for good, files included.
 
         Raises:
+            InvalidArgumentError: It is no list of ids.
             EvictedError: One of them is not there; nothing was deleted.
             StorageWriteError: An earlier trajectory could not be stored; told once.
             ClosedError: The buffer is closed.
             ForkedError: This is a forked copy.
         """
         self._check_writable()
-        self._store.delete(trajectory_ids)
+        check_kind("trajectory_ids", trajectory_ids, Iterable)
+        ids = list(trajectory_ids)
+        for trajectory_id in ids:
+            check_count("a trajectory id", trajectory_id, 0)
+        self._store.delete(ids)
 
     def clear_cache(self) -> None:
         """Empty the cache. Nothing is lost: what no file has is not in the cache alone."""
@@ -274,7 +303,7 @@ class TrajectoryReplayBuffer(BufferReader):
         self._is_closed = True
         unwatch(self)
 
-    def __enter__(self) -> TrajectoryReplayBuffer:
+    def __enter__(self: _Buffer) -> _Buffer:
         """Return the buffer itself, which is closed when the block ends."""
         return self
 
@@ -307,7 +336,7 @@ class TrajectoryReplayBuffer(BufferReader):
             ForkedError: This is a forked copy.
         """
         self._check_writable()
-        path, disk = Path(os.fspath(save_path)).absolute(), self._store.disk
+        path, disk = checked_path("save_path", save_path), self._store.disk
         check_apart(path, disk.folder if disk else None)
         if disk is not None:
             disk.raise_failure_or_retry()
@@ -358,7 +387,9 @@ class TrajectoryReplayBuffer(BufferReader):
                 f"local_rank is {local_rank} and world_size {world_size}, but without "
                 "is_distributed=True everything is loaded; set it, or leave them out"
             )
-        path = Path(os.fspath(load_path)).absolute()
+        check_count("local_rank", local_rank, 0)
+        check_count("world_size", world_size)
+        path = checked_path("load_path", load_path)
         checkpoint = read_checkpoint(path, self._formats)
         start, stop = shard_bounds(len(checkpoint.entries), local_rank, world_size)
         numbering = checkpoint.numbering
@@ -368,7 +399,7 @@ class TrajectoryReplayBuffer(BufferReader):
             if self._store.disk is not None:
                 self._store.disk.raise_failure_or_retry()
                 self._store.disk.flush(None)
-            numbering = numbering_after(numbering, self._store.index.numbering)
+            numbering = numbering.not_before(self._store.index.numbering)
             restore_entries(
                 self._store,
                 self._formats,

@@ -12,8 +12,13 @@ from numpy.typing import NDArray
 from relive.batches import SampleInfo, TextForm, build_batch, choose_columns
 from relive.columns import Tree
 from relive.draws import Draws
-from relive.errors import ClosedError, EmptyBufferError, InvalidArgumentError
-from relive.options import check_count
+from relive.errors import (
+    ClosedError,
+    CorruptFileError,
+    EmptyBufferError,
+    InvalidArgumentError,
+)
+from relive.options import check_count, check_time_limit
 from relive.snapshot import restore
 from relive.store import Store, View
 from relive.tensors import Framework
@@ -31,12 +36,25 @@ class BufferReader:
     def __init__(
         self, store: Store, draws: Draws, *, sample_window_size: int, framework: Framework
     ) -> None:
-        self.sample_window_size = sample_window_size
-        """How many of the newest trajectories may be drawn; 0 = all."""
         self._store = store
+        self._sample_window_size = sample_window_size
         self._draws = draws
         self._framework: Framework = framework
         self._is_closed = False
+
+    @property
+    def sample_window_size(self) -> int:
+        """How many of the newest trajectories may be drawn; 0 = all.
+
+        May be set at any time. Without a folder it is also how many are remembered, from the next
+        addition on; what was forgotten does not come back.
+        """
+        return self._sample_window_size
+
+    @sample_window_size.setter
+    def sample_window_size(self, size: int) -> None:
+        check_count("sample_window_size", size, 0)
+        self._sample_window_size = self._store.remembered = size
 
     @property
     def seed(self) -> int:
@@ -149,10 +167,13 @@ class BufferReader:
             ClosedError: The buffer is closed.
         """
         self._check_open()
-        ids = np.asarray(row_ids)
+        try:
+            ids = np.asarray(row_ids)
+        except ValueError:
+            ids = np.empty(0)  # of lists of several lengths
         if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
             raise InvalidArgumentError(
-                f"row_ids is {ids.dtype} {list(ids.shape)}, but must be integers [N] with N >= 1"
+                f"row_ids is {row_ids!r:.200}, but must be integers [N] with N of at least 1"
             )
         with self._store.view(0) as view:
             if view.schema is None:
@@ -166,6 +187,7 @@ class BufferReader:
         """Return one trajectory, bit-equal to what was added, T + E flag rows included.
 
         Raises:
+            InvalidArgumentError: `trajectory_id` is no integer of at least 0.
             EvictedError: It is no longer there.
             MissingFileError: Its file is gone.
             CorruptFileError: Its file is damaged.
@@ -173,6 +195,7 @@ class BufferReader:
             ClosedError: The buffer is closed.
         """
         self._check_open()
+        check_count("trajectory_id", trajectory_id, 0)
         return restore(self._store.read(trajectory_id), self._framework)
 
     def __len__(self) -> int:
@@ -199,7 +222,12 @@ class BufferReader:
         return self._store.index.numbering.next_trajectory_id
 
     def is_ready(self, min_size: int) -> bool:
-        """Tell whether `size` is at least this many trajectories."""
+        """Tell whether `size` is at least this many trajectories.
+
+        Raises:
+            InvalidArgumentError: `min_size` is no integer of at least 0.
+        """
+        check_count("min_size", min_size, 0)
         return self.size >= min_size
 
     async def is_ready_async(self, min_size: int, timeout_s: float | None = None) -> bool:
@@ -208,7 +236,11 @@ class BufferReader:
         Args:
             min_size: In trajectories.
             timeout_s: How long to wait for it, in seconds; None answers at once.
+
+        Raises:
+            InvalidArgumentError: An argument is no number of at least 0.
         """
+        check_time_limit(timeout_s)
         if timeout_s is None or self.is_ready(min_size):
             return self.is_ready(min_size)
         return await self._store.listeners.wait_until(lambda: self.is_ready(min_size), timeout_s)
@@ -255,10 +287,14 @@ class BufferReader:
             CorruptFileError: It is no such state; nothing changed.
         """
         self._check_open()
+        try:
+            next_ids = int(state["trajectory_counter"]), int(state["next_row_id"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptFileError(
+                f"a buffer's state is {state!r:.200}, but has no valid form"
+            ) from error
         self._draws.load_state_dict(state)
-        self._store.move_numbering(
-            int(state.get("trajectory_counter", 0)), int(state.get("next_row_id", 0))
-        )
+        self._store.move_numbering(*next_ids)
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -78,6 +78,7 @@ def save_checkpoint(
         StoreExistsError: The place holds something that is not a checkpoint.
         StorageWriteError: The disk refused; an older checkpoint is as it was.
     """
+    path = path.resolve()  # else a link would be replaced, and what it leads to be left
     _check_place(path)
     try:
         settle(path, tidy=True)
@@ -168,7 +169,11 @@ def _put_in_place(folder: Path, path: Path) -> None:
         new, old = _place_names(path)
         files.rename(folder, new)
         files.rename(path, old)
-        files.rename(new, path)
+        try:
+            files.rename(new, path)
+        except OSError:
+            files.rename(old, path)
+            raise
         files.sync_folder(path.parent)
         files.remove_folder(old)
     files.sync_folder(path.parent)

@@ -48,8 +48,8 @@ def flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
 def _leaves(tree: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
     if depth > DEEPEST:
         raise UnsupportedValueError(
-            f"a dict under {prefix[:40]!r} has keys {depth} deep, but at most {DEEPEST} are stored; "
-            "flatten it, or look whether it contains itself",
+            f"a dict under {prefix[:40]!r} has keys {depth} deep, but at most {DEEPEST} are "
+            "stored; flatten it, or look whether it contains itself",
             column=prefix.rstrip(SEPARATOR),
         )
     for key, value in tree.items():

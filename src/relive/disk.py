@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from relive import files
-from relive.errors import InvalidArgumentError, StorageWriteError
+from relive.errors import StorageWriteError
 from relive.folder import OpenedFolder, finish_moves, set_aside
 from relive.format_set import FormatSet
 from relive.formats.checksum import checksums
@@ -58,13 +58,8 @@ class Disk:
                 is being closed. Called in the writer's thread.
 
         Raises:
-            InvalidArgumentError: `durability` is unknown.
             OSError: The disk refused.
         """
-        if durability not in ("process", "power"):
-            raise InvalidArgumentError(
-                f"durability is {durability!r}, but must be 'process' or 'power'"
-            )
         self.folder = opened.folder
         """Where everything lies."""
         self.formats = formats
@@ -126,7 +121,7 @@ class Disk:
             stored = own.write(self.folder, summed, snapshot, sync=self._syncs_each)
             if record.trajectory_id not in self._journal.contents.records:  # else a retry
                 self._journal.set_schema(schema)
-                self._journal.add(stored)
+                self._journal.add(stored, is_synced=self._syncs_each)
             if self._syncs_each:
                 self._journal.sync()
             else:
@@ -146,13 +141,22 @@ class Disk:
         """Take a queued trajectory back; False when it is being written or stored already."""
         return self._writer.cancel(trajectory_id)
 
-    def forget(self, trajectory_ids: Sequence[int], numbering: Numbering) -> None:
-        """Queue the note that trajectories left the index; their files stay for now."""
+    def forget(
+        self, trajectory_ids: Sequence[int], numbering: Numbering, schema: Schema | None
+    ) -> None:
+        """Queue the note that trajectories left the index; their files stay for now.
+
+        Args:
+            trajectory_ids: Which.
+            numbering: Ids of the next trajectory.
+            schema: What holds without them.
+        """
 
         def run() -> None:
             known = [n for n in trajectory_ids if n in self._journal.contents.records]
             if known:
                 self._journal.remove(known)
+            self._journal.set_schema(schema)
             self._journal.set_numbering(numbering)
             self._is_exported = False
 
@@ -201,6 +205,7 @@ class Disk:
         numbering: Numbering,
         schema: Schema | None,
         incoming: Path,
+        on_noted: Callable[[], None],
     ) -> None:
         """Let loaded trajectories take the place of the present ones.
 
@@ -210,27 +215,39 @@ class Disk:
             numbering: Ids of the next trajectory.
             schema: What each trajectory has.
             incoming: Folder inside the store with the files of the others.
+            on_noted: Called in the writer's thread once the index says so. From then on there is
+                no way back: a file that cannot be moved into place is tried again, as a
+                trajectory that cannot be written is.
 
         Raises:
-            StorageWriteError: Something queued before could not be written.
-            OSError: The disk refused.
+            StorageWriteError: Something queued before could not be written, or a file could not
+                be moved.
+            OSError: The disk refused before anything changed.
         """
+        stays = set(kept)
+        loaded = [record for record in records if record.trajectory_id not in stays]
+        leaving: list[Record] = []
 
-        def run() -> None:
-            stays = set(kept)
-            loaded = [record for record in records if record.trajectory_id not in stays]
+        def note() -> None:
+            if self._unsynced:
+                self._sync()
             present = self._journal.contents.records.values()
-            leaving = [record for record in present if record.trajectory_id not in stays]
+            leaving.extend(record for record in present if record.trajectory_id not in stays)
             order = [record.trajectory_id for record in records]
             self._journal.load(loaded, kept, order, numbering, schema, incoming.name)
+            on_noted()
+            self._writer.submit(Job("the loaded index", move))
+
+        def move() -> None:
             if leaving:
                 set_aside(self.folder, self.formats, leaving)
+                leaving.clear()  # when tried again, others may stand in their places
             finish_moves(self.folder, self.formats, loaded, incoming.name)
             self._journal.mark_moved()
             self._is_exported = False
             self._export(is_closing=False)
 
-        self.run_now("the loaded index", run)
+        self.run_now("the loaded index", note)
 
     def flush(self, timeout_s: float | None) -> None:
         """Wait until everything queued is stored and, unless that was just done, exported.

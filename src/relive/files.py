@@ -96,14 +96,16 @@ def token() -> str:
 
 def temporary_beside(path: Path) -> Path:
     """Return an unused name in the same folder, on the same file system, for work in progress."""
-    return path.with_name(f".{path.name[:100]}.{token()}{TEMPORARY_SUFFIX}")
+    # a name may have 255 bytes, and a letter up to four of them
+    start = path.name.encode("utf-8", "surrogateescape")[:100].decode("utf-8", "ignore")
+    return path.with_name(f".{start}.{token()}{TEMPORARY_SUFFIX}")
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], None], *, sync: bool) -> int:
     """Write a whole file under a temporary name, then rename it into place.
 
-    A reader sees the old file or the new one, never a part. When anything fails the old file
-    is untouched and the temporary one is gone.
+    A reader sees the old file or the new one, never a part. When anything fails before the
+    rename the old file is untouched and the temporary one is gone.
 
     Args:
         path: The file to create or replace.
@@ -114,7 +116,8 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], None], *, sync: bool) -
         The size of the new file in bytes.
 
     Raises:
-        OSError: The disk refused.
+        OSError: The disk refused, or with `sync` the new file is there but its name may not
+            survive a power loss.
     """
     temporary = temporary_beside(path)
     try:
@@ -203,7 +206,10 @@ def keep_previous(path: Path, suffix: str) -> None:
         if error.errno not in _UNSUPPORTED:
             raise
         copy(path, temporary, sync=False)
-    os.replace(temporary, path.with_name(path.name + suffix))
+    try:
+        os.replace(temporary, path.with_name(path.name + suffix))
+    finally:  # between two names of one file a rename does nothing
+        temporary.unlink(missing_ok=True)
 
 
 def copy(source: Path, target: Path, *, sync: bool) -> None:
@@ -312,14 +318,20 @@ class AppendFile:
     threads at once.
     """
 
-    def __init__(self, path: Path, *, create: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
+        """Open a file that is there.
+
+        Raises:
+            OSError: It is not, or cannot be written.
+        """
         flags = os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-        self._descriptor = os.open(path, flags | (os.O_CREAT if create else 0), 0o644)
+        self._descriptor = os.open(path, flags)
         self._size = os.fstat(self._descriptor).st_size
+        self._is_torn = False
 
     @property
     def size_bytes(self) -> int:
-        """Return how far the file reaches."""
+        """How far the file reaches."""
         return self._size
 
     @property
@@ -333,20 +345,28 @@ class AppendFile:
         Raises:
             OSError: The disk refused; the file is as before.
         """
+        if self._is_torn:
+            self.truncate(self._size)
         written = 0
         try:
             while written < len(block):
                 written += os.write(self._descriptor, block[written:])
         except BaseException:
             if written:
-                os.ftruncate(self._descriptor, self._size)
+                with contextlib.suppress(OSError):  # then the next append undoes it
+                    self.truncate(self._size)
             raise
         self._size += len(block)
 
     def truncate(self, size: int) -> None:
-        """Cut the file to this many bytes."""
+        """Cut the file to this many bytes.
+
+        Raises:
+            OSError: The disk refused; the next append tries again.
+        """
+        self._size, self._is_torn = size, True
         os.ftruncate(self._descriptor, size)
-        self._size = size
+        self._is_torn = False
 
     def sync(self) -> None:
         """Make what was appended survive a power loss."""

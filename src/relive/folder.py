@@ -19,25 +19,36 @@ from typing import Literal
 from relive import files
 from relive.errors import (
     CorruptFileError,
-    InvalidArgumentError,
     MissingFileError,
     StorageError,
     StoreExistsError,
 )
 from relive.format_set import FormatSet
+from relive.index import Numbering
 from relive.index_file import INDEX_NAME, METADATA_NAME
 from relive.journal_lines import JOURNAL_NAME
 from relive.locks import LOCK_NAME, FolderLock
 from relive.record import Record
 from relive.replay import PREVIOUS_SUFFIX, Replay, replay
 
-__all__ = ["ASIDE_NAME", "IfExists", "OpenedFolder", "finish_moves", "open_folder", "set_aside"]
+__all__ = [
+    "ASIDE_NAME",
+    "INCOMING_PREFIX",
+    "IfExists",
+    "OpenedFolder",
+    "finish_moves",
+    "open_folder",
+    "set_aside",
+]
 
 IfExists = Literal["refuse", "resume", "overwrite"]
 """What to do with a store found in the folder."""
 
 ASIDE_NAME = "aside"
 """Folder inside a store for what left the index without being asked to."""
+
+INCOMING_PREFIX = "incoming-"
+"""Begins the name of the folder inside a store in which a load gathers files."""
 
 _OWN_NAMES = frozenset(
     {
@@ -77,16 +88,11 @@ def open_folder(
         break_lock: As in `FolderLock`.
 
     Raises:
-        InvalidArgumentError: `if_exists` is none of the three.
         StoreExistsError: It is a file, holds a store to be refused, or holds other things.
         StoreLockedError: Another writer holds it.
         StorageError: The disk refused.
         CorruptFileError: Its index cannot be read.
     """
-    if if_exists not in ("refuse", "resume", "overwrite"):
-        raise InvalidArgumentError(
-            f"if_exists is {if_exists!r}, but must be 'refuse', 'resume' or 'overwrite'"
-        )
     try:
         return _open(folder, formats, if_exists, break_lock)
     except StorageError:
@@ -111,6 +117,7 @@ def _open(folder: Path, formats: FormatSet, if_exists: IfExists, break_lock: boo
         files.sync_folder(folder.parent)
     lock = FolderLock(folder, break_lock=break_lock)
     try:
+        _check_contents(folder, if_exists)  # again: another process may have been here
         names = files.list_names(folder)
         for name in names:
             if name.startswith(".") and name.endswith(files.TEMPORARY_SUFFIX):
@@ -118,6 +125,9 @@ def _open(folder: Path, formats: FormatSet, if_exists: IfExists, break_lock: boo
         if JOURNAL_NAME not in names:
             return OpenedFolder(folder, lock, None)
         found = replay(folder)
+        for name in names:
+            if name.startswith(INCOMING_PREFIX) and name != found.moving:
+                files.remove_any(folder / name)  # of a load that changed nothing yet
         if if_exists == "overwrite":
             _wipe(folder, formats, found)
             return OpenedFolder(folder, lock, None)
@@ -184,8 +194,7 @@ def _repair(folder: Path, formats: FormatSet, found: Replay) -> None:
             "they were being written or removed when the process ended"
         )
         last = max(number for _, number in orphans)
-        numbering = found.contents.numbering
-        found.contents.numbering = numbering.at_least(last + 1, numbering.next_row_id)
+        found.contents.numbering = found.contents.numbering.not_before(Numbering(last + 1))
 
 
 def _check_unsynced(folder: Path, formats: FormatSet, found: Replay) -> None:

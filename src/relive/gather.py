@@ -96,7 +96,8 @@ class RowBatch:
         """Copy the rows wanted of one trajectory, for each column that its source has."""
         start, stop = wanted.start, wanted.start + len(wanted.rows)
         self._positions[start:stop] = wanted.positions
-        places = _Places(wanted)
+        rows, num_rows = wanted.rows, wanted.record.num_rows
+        extended = _ExtendedRows(wanted)
         kept = source.items_of if isinstance(source, KeptRows) else {}
         for name, target in self._small.items():
             items = kept.get(name)
@@ -105,12 +106,13 @@ class RowBatch:
                     continue
                 items = kept[name] = _items(source[name])
             # mode="clip" skips a buffered copy; the rows were checked against the window before
-            items.take(places.of(name, len(items)), 0, target[start:stop], "clip")
+            here = rows if len(items) == num_rows else extended.of(name)
+            items.take(here, 0, target[start:stop], "clip")
         for name, out in self._large.items():
             if name in source:
                 column = source[name]
-                rows = places.of(name, len(column)).tolist()
-                for row, position in zip(rows, wanted.positions.tolist(), strict=True):
+                here = rows if len(column) == num_rows else extended.of(name)
+                for row, position in zip(here.tolist(), wanted.positions.tolist(), strict=True):
                     out[position] = column[row]
 
     def fill_default(self, wanted: Wanted, name: str, default: NDArray[Any]) -> None:
@@ -129,29 +131,26 @@ class RowBatch:
         return self._out
 
 
-class _Places:
-    """Where rows lie in columns with and without extra rows; each kind computed once."""
+class _ExtendedRows:
+    """Where rows lie in columns with T + E rows; each of the two kinds computed once."""
 
-    __slots__ = ("_extended", "_num_rows", "_wanted")
+    __slots__ = ("_computed", "_wanted")
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
-        self._num_rows = wanted.record.num_rows
-        self._extended: dict[bool, NDArray[np.int64]] = {}
+        self._computed: dict[bool, NDArray[np.int64]] = {}
 
-    def of(self, name: str, length: int) -> NDArray[np.int64]:
-        if length == self._num_rows:
-            return self._wanted.rows
+    def of(self, name: str) -> NDArray[np.int64]:
         leading = name in LEADING
-        if leading not in self._extended:
+        if leading not in self._computed:
             record = self._wanted.record
-            self._extended[leading] = extended_rows(
+            self._computed[leading] = extended_rows(
                 self._wanted.rows,
                 record.num_envs,
                 record.num_steps // record.num_epochs,
                 leading=leading,
             )
-        return self._extended[leading]
+        return self._computed[leading]
 
 
 def _items(column: NDArray[Any]) -> Items:

@@ -22,6 +22,8 @@ __all__ = ["MAX_ROW_ID", "Index", "Numbering", "Window"]
 MAX_ROW_ID = np.iinfo(np.int64).max
 """The largest row id."""
 
+_MAX_TRAJECTORY_ID = 1 << 62
+
 _RANK_SPACING = 1 << 40
 """Row ids set apart for each rank of a distributed load."""
 
@@ -51,18 +53,21 @@ class Numbering:
 
     def past(self, record: Record) -> Numbering:
         """Return the numbering moved on so that nothing of this record is given again."""
-        next_id = self.next_trajectory_id
-        if record.trajectory_id >= next_id:
-            next_id = record.trajectory_id + self.stride
-        return self.at_least(next_id, record.first_row_id + record.num_rows)
-
-    def at_least(self, next_trajectory_id: int, next_row_id: int) -> Numbering:
-        """Return the numbering moved on, never back."""
-        return Numbering(
-            max(self.next_trajectory_id, next_trajectory_id),
-            self.stride,
-            max(self.next_row_id, next_row_id),
+        return self.not_before(
+            Numbering(record.trajectory_id + 1, next_row_id=record.first_row_id + record.num_rows)
         )
+
+    def not_before(self, other: Numbering) -> Numbering:
+        """Return the numbering moved on, in its own steps, past all that another one gave.
+
+        Raises:
+            InvalidArgumentError: No trajectory id is left.
+        """
+        behind = other.next_trajectory_id - self.next_trajectory_id
+        moved = self.next_trajectory_id + max(0, -(-behind // self.stride)) * self.stride
+        if moved >= _MAX_TRAJECTORY_ID:
+            raise InvalidArgumentError(f"trajectory id {moved} is too large")
+        return Numbering(moved, self.stride, max(self.next_row_id, other.next_row_id))
 
     def for_rank(self, local_rank: int, world_size: int) -> Numbering:
         """Return the numbering of one rank, disjoint from that of all others.

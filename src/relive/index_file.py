@@ -116,9 +116,15 @@ def _pieces(contents: IndexContents, between_slices: Callable[[], None]) -> Iter
         "journal_bytes": contents.journal_bytes,
         "numbering": numbering_to_json(contents.numbering),
         "schema": None if contents.schema is None else contents.schema.to_json(),
-        "layouts": [layout.to_json() for layout in layouts.layouts],
     }
-    yield '], "relive": ' + json.dumps(ours) + "}\n"
+    yield '], "relive": ' + json.dumps(ours)[:-1] + ', "layouts": ['
+    to_come = iter(layouts.layouts.values())
+    separator = ""
+    while some := list(islice(to_come, _SLICE)):
+        yield separator + ", ".join(json.dumps(layout.to_json()) for layout in some)
+        separator = ", "
+        between_slices()
+    yield "]}}\n"
 
 
 def read_index(path: Path) -> tuple[IndexContents | None, list[dict[str, Any]], str]:

@@ -74,11 +74,8 @@ def extract_interventions(trajectory: _Trajectory, mode: Mode = "any") -> list[_
     """
     named = named_columns(trajectory)
     steps = corrected_steps(named, trajectory.gaps, mode)
-    trees: dict[str, Any] = {
-        spec.name: {}
-        for spec in fields(trajectory)
-        if isinstance(getattr(trajectory, spec.name), Mapping)
-    }
+    values = {spec.name: getattr(trajectory, spec.name) for spec in fields(trajectory)}
+    trees = [name for name, value in values.items() if isinstance(value, Mapping)]
     extracted = []
     for env, start, stop in steps.stretches():
         before, after = steps.rows_around(env, start, stop)
@@ -87,7 +84,8 @@ def extract_interventions(trajectory: _Trajectory, mode: Mode = "any") -> list[_
             name: steps.take(name, value, env, kept, before=before, after=after)
             for name, value in named.items()
         }
-        extracted.append(replace(trajectory, gaps=None, **{**trees, **unflatten(cut)}))
+        tree = {**{name: {} for name in trees}, **unflatten(cut)}
+        extracted.append(replace(trajectory, gaps=None, **tree))
     return extracted
 
 
@@ -165,7 +163,7 @@ class CorrectedSteps:
             UnsupportedValueError: A list is no text column.
         """
         if _is_side_value(value):
-            return value
+            return dict(value) if isinstance(value, Mapping) else value
         if isinstance(value, (list, tuple)) or _is_text_array(value):
             return self._take_text(name, value, env, kept)
         rows = kept

@@ -11,13 +11,14 @@ index file can be rebuilt.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from relive import files
-from relive.errors import ReplayError
+from relive.errors import ClosedError, ReplayError
 from relive.index import Numbering
 from relive.index_file import (
     INDEX_NAME,
@@ -50,76 +51,90 @@ class Journal:
             OSError: The disk refused.
         """
         self._folder = folder
-        self._state = found or Replay(IndexContents(generation=-1))
-        self._index_bytes = 0
+        self._state = found or Replay(IndexContents())
+        self._file: files.AppendFile | None = None  # None until the generation has a journal
         self._must_renew = False
-        if found is None or not found.valid_bytes:
-            if found is not None:
-                found.contents.generation -= 1
-            self._begin_generation(sync=False)
-        else:
+        self._is_closed = False
+        path = folder / INDEX_NAME
+        self._index_bytes = files.size_bytes(path) if files.exists(path) else 0
+        if found is not None and found.is_cut:
+            self._fold(lambda: None)
+        elif found is not None and found.valid_bytes:
             self._file = files.AppendFile(folder / JOURNAL_NAME)
             if self._file.size_bytes > found.valid_bytes:
                 self._file.truncate(found.valid_bytes)
-        dropped = [] if found is None else found.dropped
-        self._append(
-            [{"op": "open", "process": os.getpid()}, {"op": "remove", "ids": dropped}]
-            if dropped
-            else [{"op": "open", "process": os.getpid()}]
-        )
+        changes: list[dict[str, Any]] = [{"op": "open", "process": os.getpid()}]
+        if found is not None and found.dropped:
+            changes.append({"op": "remove", "ids": found.dropped})
+        self._append(changes)
 
     @property
     def contents(self) -> IndexContents:
         """What the files say now. Only the writer's thread may look at it."""
         return self._state.contents
 
-    @property
-    def has_unsynced(self) -> bool:
-        """Whether a trajectory was added since the last `mark_synced`."""
-        return bool(self._state.unsynced)
-
-    def _begin_generation(self, *, sync: bool) -> None:
-        """Replace the journal by an empty one of the next generation."""
-        generation = self._state.contents.generation + 1
-        first = encode_line({"op": "begin", "version": VERSION, "generation": generation})
+    def _begin(self) -> files.AppendFile:
+        """Replace the journal by an empty one of the index's generation."""
+        contents = self.contents
+        first = {
+            "op": "begin",
+            "version": VERSION,
+            "unsynced": list(self._state.unsynced),
+            "moving": self._state.moving,
+        }
+        block = self._encode([first])
         path = self._folder / JOURNAL_NAME
-        files.write_atomic(path, lambda file: _write(file, first), sync=sync)
+        files.write_atomic(path, lambda file: _write(file, block), sync=True)
         self._file = files.AppendFile(path)
         self._must_renew = False
         self._state.layouts = LayoutTable()
-        self._state.contents.generation = generation
-        self._state.contents.journal_bytes = self._file.size_bytes
+        contents.journal_bytes = self._file.size_bytes
+        return self._file
+
+    def _encode(self, changes: Sequence[dict[str, Any]]) -> bytes:
+        generation = self.contents.generation
+        return b"".join(encode_line({**change, "generation": generation}) for change in changes)
+
+    def _ready_file(self) -> files.AppendFile:
+        """Return the journal file when lines may follow what is in it."""
+        if self._is_closed:
+            raise ClosedError("the index is closed, but a change came; open the store again")
+        if self._must_renew and self._file is not None:
+            self._fold(lambda: None)
+        return self._file or self._begin()
 
     def _append(self, changes: Sequence[dict[str, Any]]) -> None:
-        if self._must_renew:
-            self._fold(lambda: None)
-        if self._file.is_closed:
-            self._begin_generation(sync=True)
-        self._file.append(b"".join(map(encode_line, changes)))
+        file = self._ready_file()
+        file.append(self._encode(changes))
         for change in changes:
             if change["op"] not in {"add", "layout"}:  # those keep the objects they came from
                 self._state.apply(change)
-        self._state.contents.journal_bytes = self._file.size_bytes
+        self.contents.journal_bytes = file.size_bytes
 
-    def add(self, record: Record) -> None:
+    def add(self, record: Record, *, is_synced: bool = False) -> None:
         """Note a stored trajectory; after this it counts as stored.
+
+        Args:
+            record: The trajectory.
+            is_synced: Whether its rows survive a power loss already.
 
         Raises:
             OSError: The disk refused; nothing was noted.
         """
+        self._ready_file()  # which may number layouts anew
         table = self._state.layouts
-        changes: list[dict[str, Any]] = []
         is_new = record.layout not in table
-        number = len(table.layouts) if is_new else table.number_of(record.layout)
+        number = table.next_number if is_new else table.number_of(record.layout)
+        change = {"op": "add", "record": record_to_json(record, number), "is_synced": is_synced}
         if is_new:
-            changes.append({"op": "layout", "columns": record.layout.to_json()})
-        changes.append({"op": "add", "record": record_to_json(record, number)})
-        self._append(changes)
-        table.number_of(record.layout)
-        contents = self._state.contents
-        contents.records[record.trajectory_id] = record
-        contents.numbering = contents.numbering.past(record)
-        self._state.unsynced[record.trajectory_id] = None
+            columns = record.layout.to_json()
+            self._append([{"op": "layout", "number": number, "columns": columns}, change])
+            table.put(number, record.layout)
+        else:
+            self._append([change])
+        self.contents.records[record.trajectory_id] = record
+        self.contents.numbering = self.contents.numbering.past(record)
+        self._state.track(change)
 
     def remove(self, trajectory_ids: Iterable[int]) -> None:
         """Note that trajectories are gone.
@@ -129,14 +144,15 @@ class Journal:
         """
         self._append([{"op": "remove", "ids": list(trajectory_ids)}])
 
-    def set_schema(self, schema: Schema) -> None:
-        """Note what each trajectory has.
+    def set_schema(self, schema: Schema | None) -> None:
+        """Note what each trajectory has; None when nothing holds any more.
 
         Raises:
             OSError: The disk refused; nothing was noted.
         """
-        if schema != self._state.contents.schema:
-            self._append([{"op": "schema", "schema": schema.to_json()}])
+        if schema is not self._state.contents.schema:
+            entry = None if schema is None else schema.to_json()
+            self._append([{"op": "schema", "schema": entry}])
             self._state.contents.schema = schema
 
     def set_numbering(self, numbering: Numbering) -> None:
@@ -173,21 +189,28 @@ class Journal:
         """
         table = LayoutTable()
         records = [record_to_json(record, table.number_of(record.layout)) for record in loaded]
-        self._append(
-            [
-                {
-                    "op": "load",
-                    "moving": moving,
-                    "layouts": [layout.to_json() for layout in table.layouts],
-                    "records": records,
-                    "keep": list(kept),
-                    "order": list(order),
-                    "numbering": numbering_to_json(numbering),
-                    "schema": None if schema is None else schema.to_json(),
-                }
-            ]
-        )
-        self.sync()
+        change = {
+            "op": "load",
+            "moving": moving,
+            "layouts": [layout.to_json() for layout in table.layouts.values()],
+            "records": records,
+            "keep": list(kept),
+            "order": list(order),
+            "numbering": numbering_to_json(numbering),
+            "schema": None if schema is None else schema.to_json(),
+        }
+        file = self._ready_file()
+        before = file.size_bytes
+        file.append(self._encode([change]))
+        try:
+            self.sync()
+        except OSError:
+            with contextlib.suppress(OSError):  # the next change begins another file in any case
+                file.truncate(before)
+            raise
+        self._state.apply(change)
+        self.contents.schema = schema
+        self.contents.journal_bytes = file.size_bytes
 
     def mark_moved(self) -> None:
         """Note that the files of the last load are in place.
@@ -212,6 +235,10 @@ class Journal:
         Raises:
             OSError: The disk refused; all is written anew to other files before the next change.
         """
+        if self._must_renew:
+            self._ready_file()
+        if self._file is None:
+            return  # the index file says it all, and was synced
         try:
             self._file.sync()
         except OSError:
@@ -224,9 +251,9 @@ class Journal:
         Raises:
             OSError: The disk refused; what was noted is as safe as before.
         """
-        if self._must_renew or self._file.size_bytes >= max(
-            _SMALLEST_FOLD_BYTES, self._index_bytes
-        ):
+        limit = max(_SMALLEST_FOLD_BYTES, self._index_bytes)
+        file = self._file or self._begin()
+        if self._must_renew or file.size_bytes >= limit:
             self._fold(between_slices)
             return
         path = self._folder / INDEX_NAME
@@ -234,6 +261,7 @@ class Journal:
         self._index_bytes = files.size_bytes(path)
 
     def _fold(self, between_slices: Callable[[], None]) -> None:
+        """Write all to an index file of the next generation, and begin its journal."""
         path = self._folder / INDEX_NAME
         contents = self.contents
         for name in (INDEX_NAME, JOURNAL_NAME):
@@ -246,9 +274,12 @@ class Journal:
             if _generation_of(path) != generation:
                 raise
         # from here on the old journal is void: nothing may be appended before there is a new one
-        self._file.close()
+        contents.generation = generation
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._begin()
         self._index_bytes = files.size_bytes(path)
-        self._begin_generation(sync=True)
 
     def close(self) -> None:
         """Note that all was stored, and let go of the file; twice is fine.
@@ -256,12 +287,15 @@ class Journal:
         Raises:
             OSError: The disk refused.
         """
-        self._append([{"op": "close"}])
-        self._file.close()
+        if not self._is_closed:
+            self._append([{"op": "close"}])
+            self.abandon()
 
     def abandon(self) -> None:
         """Let go of the file without a word, as a killed process would."""
-        self._file.close()
+        self._is_closed = True
+        if self._file is not None:
+            self._file.close()
 
 
 def _generation_of(path: Path) -> int:

@@ -55,9 +55,11 @@ class JournalLines:
     """What a journal file says."""
 
     changes: list[tuple[int, dict[str, Any]]]
-    """The valid lines after the first, each with the byte where it begins."""
+    """The valid lines, each with the byte where it begins."""
     generation: int
-    """Which generation of the index it goes on from; -1 when there is no valid journal."""
+    """Which generation of the index it goes on from; -1 when there is no valid line."""
+    has_begin: bool
+    """Whether the first line is there."""
     valid_bytes: int
     """Up to the end of the last valid line."""
     num_bad: int
@@ -73,7 +75,7 @@ def read_lines(path: Path) -> JournalLines:
     try:
         block = files.read_bytes(path)
     except FileNotFoundError:
-        return JournalLines([], -1, 0, 0)
+        block = b""
     changes: list[tuple[int, dict[str, Any]]] = []
     position = valid_bytes = num_bad = pending_bad = 0
     while (stop := block.find(b"\n", position)) >= 0:
@@ -84,14 +86,15 @@ def read_lines(path: Path) -> JournalLines:
             changes.append((position, change))
             valid_bytes, num_bad = stop + 1, pending_bad
         position = stop + 1
-    generation = -1
-    if changes and changes[0][0] == 0 and changes[0][1].get("op") == "begin":
-        version = changes[0][1].get("version")
-        if not isinstance(version, int) or version > VERSION:
-            raise FormatVersionError(
-                f"{str(path)!r} has format version {version!r}, but this release of relive reads "
-                f"up to {VERSION}; upgrade relive",
-                path=str(path),
-            )
-        generation = int(changes.pop(0)[1].get("generation", -1))
-    return JournalLines(changes, generation, valid_bytes, num_bad)
+    first = changes[0][1] if changes else {}
+    has_begin = first.get("op") == "begin"
+    version = first.get("version") if has_begin else VERSION
+    if not isinstance(version, int) or version > VERSION:
+        raise FormatVersionError(
+            f"{str(path)!r} has format version {version!r}, but this release of relive reads up to "
+            f"{VERSION}; upgrade relive",
+            path=str(path),
+        )
+    # each line names the generation, so that one survives damage to the first
+    generation = int(first.get("generation", -1))
+    return JournalLines(changes, generation, has_begin, valid_bytes, num_bad)

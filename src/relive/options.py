@@ -5,13 +5,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from relive.errors import InvalidArgumentError
 
-__all__ = ["check_count", "check_options"]
+__all__ = [
+    "check_choice",
+    "check_count",
+    "check_kind",
+    "check_time_limit",
+    "checked_path",
+    "checked_stream",
+]
 
 
 def check_count(name: str, number: Any, least: int = 1) -> None:
@@ -27,27 +35,62 @@ def check_count(name: str, number: Any, least: int = 1) -> None:
         )
 
 
-def check_options(
-    *,
-    sample_window_size: Any,
-    auto_save: Any,
-    auto_save_path: Any,
-    framework: Any,
-    stream: Sequence[Any],
-) -> None:
-    """Check arguments of `TrajectoryReplayBuffer` that no other part checks.
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Refuse what is none of a few words.
 
     Raises:
-        InvalidArgumentError: One is out of range or unknown, or `auto_save` lacks a path.
+        InvalidArgumentError: It is none of them.
     """
-    check_count("sample_window_size", sample_window_size, 0)
-    if not isinstance(auto_save_path, (str, os.PathLike)):
-        raise InvalidArgumentError(f"auto_save_path is {auto_save_path!r}, but must be a path")
-    if auto_save and not os.fspath(auto_save_path):
+    if not isinstance(value, str) or value not in choices:
         raise InvalidArgumentError(
-            "auto_save is True, but auto_save_path is empty; give the folder to store in"
+            f"{name} is {value!r}, but must be one of {', '.join(map(repr, choices))}"
         )
-    if framework not in ("torch", "numpy"):
-        raise InvalidArgumentError(f"framework is {framework!r}, but must be 'torch' or 'numpy'")
+
+
+def check_kind(name: str, value: Any, *kinds: type) -> None:
+    """Refuse what is of another type.
+
+    Raises:
+        InvalidArgumentError: It is.
+    """
+    if not isinstance(value, kinds):
+        told = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise InvalidArgumentError(f"{name} is {value!r:.100}, but must be {told}")
+
+
+def checked_path(name: str, path: Any) -> Path:
+    """Return a path made absolute.
+
+    Raises:
+        InvalidArgumentError: It is empty, or no path.
+    """
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+        raise InvalidArgumentError(f"{name} is {path!r:.100}, but must be a path")
+    if not os.fspath(path):
+        raise InvalidArgumentError(f"{name} is empty, but must be a path; give the folder")
+    return Path(path).absolute()
+
+
+def checked_stream(stream: Any) -> tuple[int, ...]:
+    """Return a stream as a tuple.
+
+    Raises:
+        InvalidArgumentError: It is no sequence of integers of at least 0.
+    """
+    check_kind("stream", stream, list, tuple)
     for number in stream:
         check_count("a number in stream", number, 0)
+    return tuple(int(number) for number in stream)
+
+
+def check_time_limit(timeout_s: Any) -> None:
+    """Refuse what is neither a number of seconds of at least 0 nor None.
+
+    Raises:
+        InvalidArgumentError: It is.
+    """
+    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (is_number and timeout_s >= 0):
+        raise InvalidArgumentError(
+            f"timeout_s is {timeout_s!r}, but must be seconds of at least 0, or None"
+        )

@@ -7,6 +7,7 @@ has, where its runs lie, and where a format put its bytes. docs/format.md descri
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,11 +16,12 @@ from urllib.parse import quote
 import xxhash
 
 from relive.dtypes import storage_dtype
-from relive.errors import CorruptFileError
+from relive.errors import CorruptFileError, FormatVersionError
 from relive.snapshot import TEXT
 
-__all__ = ["ColumnLayout", "Layout", "Record", "quoted_weights_id"]
+__all__ = ["ColumnLayout", "Layout", "Record", "natural", "quoted_weights_id"]
 
+_OURS = frozenset({"name", "dtype", "shape", "offset", "codec", "variable_length"})
 _LONGEST_QUOTED = 120  # with the id and the ending well below the 255 bytes a file name may have
 
 
@@ -39,6 +41,8 @@ class ColumnLayout:
     """Reserved for compression; None means plain bytes."""
     variable_length: bool = False
     """Reserved for ragged columns."""
+    others: tuple[tuple[str, str], ...] = ()
+    """Fields of later versions, kept as they are: names, and values as JSON text."""
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -93,6 +97,7 @@ class Layout:
             | ({} if column.offset is None else {"offset": column.offset})
             | ({} if column.codec is None else {"codec": column.codec})
             | ({"variable_length": True} if column.variable_length else {})
+            | {name: json.loads(value) for name, value in column.others}
             for column in self.columns
         ]
 
@@ -102,36 +107,46 @@ class Layout:
 
         Raises:
             CorruptFileError: It is something else.
+            FormatVersionError: A column is stored in a way that only a later release reads.
         """
         try:
-            return cls(
-                tuple(
-                    ColumnLayout(
-                        name=str(entry["name"]),
-                        dtype=_known_dtype(entry["dtype"]),
-                        shape=tuple(_natural(length) for length in entry["shape"]),
-                        offset=None if entry.get("offset") is None else _natural(entry["offset"]),
-                        codec=entry.get("codec"),
-                        variable_length=bool(entry.get("variable_length", False)),
-                    )
-                    for entry in entries
-                )
-            )
+            layout = cls(tuple(_column_from_json(entry) for entry in entries))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise CorruptFileError(
                 f"a layout is {entries!r:.200}, but has no valid form"
             ) from error
+        for column in layout.columns:
+            if column.codec is not None or column.variable_length:
+                raise FormatVersionError(
+                    f"column {column.name!r} is compressed or of variable length, which this "
+                    "release of relive cannot read; upgrade relive"
+                )
+        return layout
 
 
-def _known_dtype(name: Any) -> str:
-    if name != TEXT:
-        storage_dtype(name)
-    return str(name)
+def _column_from_json(entry: Any) -> ColumnLayout:
+    dtype = str(entry["dtype"])
+    if dtype != TEXT:
+        storage_dtype(dtype)
+    return ColumnLayout(
+        name=str(entry["name"]),
+        dtype=dtype,
+        shape=tuple(natural(length) for length in entry["shape"]),
+        offset=None if entry.get("offset") is None else natural(entry["offset"]),
+        codec=None if entry.get("codec") is None else str(entry["codec"]),
+        variable_length=bool(entry.get("variable_length", False)),
+        others=tuple((name, json.dumps(entry[name])) for name in entry if name not in _OURS),
+    )
 
 
-def _natural(number: Any) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise ValueError(f"{number!r} is no natural number")
+def natural(number: Any) -> int:
+    """Return a number read from a file if it is a natural number below 2**63.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 63:
+        raise ValueError(f"{number!r:.40} is no natural number below 2**63")
     return number
 
 

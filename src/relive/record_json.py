@@ -12,9 +12,12 @@ from typing import Any
 from uuid import UUID
 
 from relive.errors import CorruptFileError
-from relive.record import Layout, Record, quoted_weights_id
+from relive.record import Layout, Record, natural, quoted_weights_id
 
 __all__ = ["LayoutTable", "record_from_json", "record_to_json"]
+
+Layouts = Sequence[Layout] | Mapping[int, Layout]
+"""Layouts by number."""
 
 _OURS = frozenset(
     {
@@ -43,12 +46,12 @@ _OURS = frozenset(
 class LayoutTable:
     """Numbers the layouts of one file, each distinct one once."""
 
-    def __init__(self, layouts: Sequence[Layout] = ()) -> None:
-        self.layouts: list[Layout] = []
-        """In the order of their numbers."""
+    def __init__(self) -> None:
+        self.layouts: dict[int, Layout] = {}
+        """By number."""
+        self.next_number = 0
+        """That of the next layout."""
         self._numbers: dict[int, int] = {}  # by identity: formats share equal layouts
-        for layout in layouts:
-            self.number_of(layout)
 
     def __contains__(self, layout: Layout) -> bool:
         """Tell whether the layout has a number."""
@@ -56,10 +59,21 @@ class LayoutTable:
 
     def number_of(self, layout: Layout) -> int:
         """Return the layout's number, giving it the next one if it has none."""
-        number = self._numbers.setdefault(id(layout), len(self.layouts))
-        if number == len(self.layouts):
-            self.layouts.append(layout)
-        return number
+        if layout not in self:
+            self.put(self.next_number, layout)
+        return self._numbers[id(layout)]
+
+    def put(self, number: int, layout: Layout) -> None:
+        """Give a layout a number.
+
+        Raises:
+            CorruptFileError: Another one has it.
+        """
+        if number in self.layouts:
+            raise CorruptFileError(f"two layouts have the number {number}")
+        self.next_number = max(self.next_number, natural(number) + 1)
+        self.layouts[number] = layout
+        self._numbers[id(layout)] = number
 
 
 def record_to_json(record: Record, layout_number: int) -> dict[str, Any]:
@@ -95,7 +109,7 @@ def record_to_json(record: Record, layout_number: int) -> dict[str, Any]:
     return {**record.others, **entry}
 
 
-def record_from_json(entry: Any, layouts: Sequence[Layout]) -> Record:
+def record_from_json(entry: Any, layouts: Layouts) -> Record:
     """Read what `record_to_json` gave.
 
     Args:
@@ -107,40 +121,34 @@ def record_from_json(entry: Any, layouts: Sequence[Layout]) -> Record:
     """
     try:
         record = _read(entry, layouts)
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        _check(record, entry["num_samples"])
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise CorruptFileError(
-            f"an index entry is {entry!r:.300}, but has no valid form"
+            f"an index entry is {entry!r:.300}, but has no valid form: {error}"
         ) from error
-    if record.num_rows != entry["num_samples"] or any(
-        column.shape[:2]
-        not in {record.shape[:2], (record.num_steps + record.num_epochs, record.num_envs)}
-        for column in record.layout.columns
-    ):
-        raise CorruptFileError(f"an index entry is {entry!r:.300}, but its shapes disagree")
     return record
 
 
-def _read(entry: Any, layouts: Sequence[Layout]) -> Record:
-    number = _natural(entry["layout"])
+def _read(entry: Any, layouts: Layouts) -> Record:
     version_range = entry.get("version_range")
     run_lengths = entry.get("run_lengths")
-    record = Record(
-        trajectory_id=_natural(entry["trajectory_id"]),
+    return Record(
+        trajectory_id=natural(entry["trajectory_id"]),
         uuid=str(UUID(entry["uuid"])),
-        first_row_id=_natural(entry["first_row_id"]),
-        shape=tuple(_natural(length) for length in entry["shape"]),
-        num_epochs=_natural(entry["num_epochs"]),
-        max_episode_length=_natural(entry["max_episode_length"]),
+        first_row_id=natural(entry["first_row_id"]),
+        shape=tuple(natural(length) for length in entry["shape"]),
+        num_epochs=natural(entry["num_epochs"]),
+        max_episode_length=natural(entry["max_episode_length"]),
         model_weights_id=_text(entry.get("original_model_weights_id", entry["model_weights_id"])),
         format=_text(entry["format"]),
-        layout=layouts[number],
-        location={_text(key): _natural(value) for key, value in entry["location"].items()},
+        layout=layouts[natural(entry["layout"])],
+        location={_text(key): natural(value) for key, value in entry["location"].items()},
         checksums=tuple(_text(digest) for digest in entry["checksums"]),
         texts={
-            _text(name): (tuple(_text(t) for t in text["table"]), bool(text["per_env"]))
+            _text(name): (tuple(_text(t) for t in _list(text["table"])), bool(text["per_env"]))
             for name, text in entry.get("texts", {}).items()
         },
-        run_lengths=None if run_lengths is None else tuple(_natural(n) for n in run_lengths),
+        run_lengths=None if run_lengths is None else tuple(natural(n) for n in run_lengths),
         version_range=None
         if version_range is None
         else (int(version_range[0]), int(version_range[1])),
@@ -148,28 +156,42 @@ def _read(entry: Any, layouts: Sequence[Layout]) -> Record:
         added_at=float(entry.get("added_at", 0.0)),
         others={key: value for key, value in entry.items() if key not in _OURS},
     )
+
+
+def _check(record: Record, num_samples: Any) -> None:
+    """Refuse a record that contradicts itself."""
     if len(record.shape) < 2 or not record.num_rows or not record.num_epochs:
         raise ValueError("T, B and E are at least 1")
     if record.num_steps % record.num_epochs:
         raise ValueError("E divides T")
+    if record.num_rows != num_samples:
+        raise ValueError("num_samples is T * B")
+    natural(record.first_row_id + record.num_rows)
+    steps = (record.num_steps, record.num_steps + record.num_epochs)
+    if any(
+        c.shape[1:2] != (record.num_envs,) or c.shape[0] not in steps for c in record.layout.columns
+    ):
+        raise ValueError("columns are [T, B, ...] or [T + E, B, ...]")
     if record.checksums and len(record.checksums) != len(record.layout.columns):
         raise ValueError("each column has a checksum, or none has")
-    return record
-
-
-def _natural(number: Any) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 63:
-        raise ValueError(f"{number!r} is no natural number below 2**63")
-    return number
+    lengths = record.run_lengths
+    if lengths is not None and (sum(lengths) != record.num_rows or 0 in lengths):
+        raise ValueError("the runs of all envs together have T * B rows")
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r:.40} is no text")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r:.40} is no list")
     return value
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise TypeError(f"{value!r} is no object")
+        raise TypeError(f"{value!r:.40} is no object")
     return value

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from relive.errors import CorruptFileError, FormatVersionError, ReplayError
+from relive.errors import CorruptFileError, FormatVersionError, MissingFileError, ReplayError
 from relive.index_file import INDEX_NAME, IndexContents, numbering_from_json, read_index
 from relive.journal_lines import JOURNAL_NAME, JournalLines, read_lines
 from relive.record import Layout
@@ -33,13 +33,15 @@ class Replay:
     layouts: LayoutTable = field(default_factory=LayoutTable)
     """Layouts by the numbers of this journal."""
     valid_bytes: int = 0
-    """Up to the end of the last valid line."""
+    """Up to the end of the last valid line; 0 when the journal is void or gone."""
+    is_cut: bool = False
+    """Whether the index covers lines that the journal lacks, so that a new one must begin."""
     is_closed: bool = False
     """Whether the last line says that the writer closed the store."""
     was_closed: bool = False
     """Whether it was so when the journal was opened."""
     unsynced: dict[int, None] = field(default_factory=dict)
-    """Trajectories added since the last line that says all before it is on the disk."""
+    """Trajectories of which no line says that they are on the disk."""
     moving: str | None = None
     """Name of the folder whose files a load is moving into place, until that is done."""
     dropped: list[int] = field(default_factory=list)
@@ -54,33 +56,33 @@ class Replay:
             CorruptFileError: It contradicts what holds.
             FormatVersionError: A later release wrote it.
         """
+        try:
+            self._apply(change)
+            self.track(change)
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, ReplayError):
+                raise
+            raise CorruptFileError(f"{change!r:.200} does not fit what was before it") from error
+
+    def _apply(self, change: dict[str, Any]) -> None:
         contents = self.contents
         op = change.get("op")
-        self.is_closed = op == "close"
         if op == "add":
             record = record_from_json(change.get("record"), self.layouts.layouts)
             if record.trajectory_id in contents.records:
                 raise CorruptFileError(f"trajectory {record.trajectory_id} is added twice")
-            contents.records[record.trajectory_id] = record
             contents.numbering = contents.numbering.past(record)
-            self.unsynced[record.trajectory_id] = None
+            contents.records[record.trajectory_id] = record
         elif op == "remove":
             for trajectory_id in change["ids"]:
                 contents.records.pop(trajectory_id, None)
-                self.unsynced.pop(trajectory_id, None)
-        elif op == "layout":
-            self.layouts.number_of(Layout.from_json(change.get("columns")))
         elif op == "schema":
-            contents.schema = Schema.from_json(change.get("schema"))
+            contents.schema = _schema_of(change)
         elif op == "numbering":
             contents.numbering = numbering_from_json(change.get("numbering"))
         elif op == "load":
             self._apply_load(change)
-        elif op == "moved":
-            self.moving = None
-        elif op == "synced":
-            self.unsynced.clear()
-        elif op not in {"open", "close"}:
+        elif op not in {"begin", "open", "layout", "moved", "synced", "close"}:
             raise FormatVersionError(f"a journal line says {op!r}, which this release cannot read")
 
     def _apply_load(self, change: dict[str, Any]) -> None:
@@ -89,11 +91,36 @@ class Replay:
         loaded = [record_from_json(entry, layouts) for entry in change["records"]]
         kept = {n: contents.records[n] for n in change["keep"]}
         records = {**kept, **{record.trajectory_id: record for record in loaded}}
-        contents.records = {n: records[n] for n in change["order"]}
-        contents.numbering = numbering_from_json(change["numbering"])
-        contents.schema = None if change["schema"] is None else Schema.from_json(change["schema"])
-        self.unsynced.clear()
-        self.moving = str(change["moving"])
+        in_order = {n: records[n] for n in change["order"]}
+        numbering, schema = numbering_from_json(change["numbering"]), _schema_of(change)
+        contents.records, contents.numbering, contents.schema = in_order, numbering, schema
+
+    def track(self, change: dict[str, Any]) -> None:
+        """Carry out what a change means for everything but the index."""
+        op = change.get("op")
+        self.is_closed = op == "close"
+        if op == "layout":
+            self.layouts.put(change["number"], Layout.from_json(change["columns"]))
+        elif op == "add":
+            if not change.get("is_synced"):
+                self.unsynced[change["record"]["trajectory_id"]] = None
+        elif op == "remove":
+            for trajectory_id in change["ids"]:
+                self.unsynced.pop(trajectory_id, None)
+        elif op == "begin":
+            self.unsynced = dict.fromkeys(change["unsynced"])
+            self.moving = change["moving"]
+        elif op == "load":
+            self.unsynced.clear()
+            self.moving = str(change["moving"])
+        elif op == "moved":
+            self.moving = None
+        elif op in {"synced", "close"}:
+            self.unsynced.clear()
+
+
+def _schema_of(change: dict[str, Any]) -> Schema | None:
+    return None if change["schema"] is None else Schema.from_json(change["schema"])
 
 
 def replay(folder: Path) -> Replay:
@@ -111,6 +138,14 @@ def replay(folder: Path) -> Replay:
     if lines.generation == contents.generation:
         _apply_lines(result, lines, from_byte=contents.journal_bytes)
         result.valid_bytes = lines.valid_bytes
+    elif lines.generation >= 0:  # the writer was killed while it folded: the index has it all
+        _apply_lines(result, lines, from_byte=lines.valid_bytes)
+        result.is_closed = False
+    else:
+        problems.append(f"{JOURNAL_NAME} is damaged: what it said beyond {INDEX_NAME} is lost")
+    result.is_cut = contents.journal_bytes > result.valid_bytes
+    if not lines.has_begin:
+        result.unsynced = dict.fromkeys(contents.records)
     contents.journal_bytes = result.valid_bytes
     result.was_closed = result.is_closed
     return result
@@ -118,76 +153,80 @@ def replay(folder: Path) -> Replay:
 
 def _snapshot_for(folder: Path, lines: JournalLines, problems: list[str]) -> IndexContents:
     """Return the index file's contents, or what its previous copies give when it cannot be used."""
-    path = folder / INDEX_NAME
-    failure: ReplayError | None = None
+    found = _contents_of(folder / INDEX_NAME)
+    if isinstance(found, IndexContents) and found.generation >= lines.generation:
+        return found
+    failure = found if isinstance(found, ReplayError) else None
+    if lines.generation == 0:
+        rebuilt = IndexContents()
+    elif lines.generation > 0:
+        rebuilt = _previous_contents(folder, lines.generation, failure, problems)
+    else:
+        raise failure or CorruptFileError("an index is older than any")
+    if lines.generation or not isinstance(failure, MissingFileError):  # a new store has none yet
+        reason = failure or f"{str(folder / INDEX_NAME)!r} is an old copy"
+        problems.append(f"{reason}; the index was rebuilt from the journal")
+    return rebuilt
+
+
+def _contents_of(path: Path) -> IndexContents | ReplayError:
+    """Return what an index of ours says, or why it cannot be used.
+
+    Raises:
+        FormatVersionError: A later release wrote it.
+    """
     try:
         contents, _, _ = read_index(path)
     except FormatVersionError:
         raise
     except ReplayError as error:
-        contents, failure = None, error
-    if contents is not None and lines.generation <= contents.generation:
-        return contents
-    if lines.generation == 0:
-        rebuilt = IndexContents()
-    elif lines.generation > 0:
-        rebuilt = _previous_contents(folder, lines.generation, failure)
-    else:
-        raise failure or CorruptFileError(
-            f"{str(path)!r} is not an index of relive, and {JOURNAL_NAME} does not help; load the "
-            "folder with load_checkpoint() if RLinf wrote it",
-            path=str(path),
-        )
-    if failure is not None:
-        problems.append(f"{failure}; the index was rebuilt from the journal")
-    return rebuilt
+        return error
+    return contents or CorruptFileError(
+        f"{str(path)!r} is not an index of relive; if RLinf wrote it, load the folder with "
+        "load_checkpoint()",
+        path=str(path),
+    )
 
 
-def _previous_contents(folder: Path, generation: int, failure: ReplayError | None) -> IndexContents:
+def _previous_contents(
+    folder: Path, generation: int, failure: ReplayError | None, problems: list[str]
+) -> IndexContents:
+    """Return the index as it was when the journal of a generation began, or in its course."""
+    found = _contents_of(folder / (INDEX_NAME + PREVIOUS_SUFFIX))
+    if isinstance(found, IndexContents) and found.generation == generation:
+        return found  # the writer was killed while it folded
     lines = read_lines(folder / (JOURNAL_NAME + PREVIOUS_SUFFIX))
-    try:
-        if generation == 1:
-            contents: IndexContents | None = IndexContents()
-        else:
-            contents, _, _ = read_index(folder / (INDEX_NAME + PREVIOUS_SUFFIX))
-    except ReplayError as error:
-        raise failure or error from error
-    if contents is None or not contents.generation == lines.generation == generation - 1:
+    if generation == 1:
+        found = IndexContents()
+    if isinstance(found, ReplayError) or not (
+        found.generation == lines.generation == generation - 1 and lines.has_begin
+    ):
         raise failure or CorruptFileError(
             f"index and journal in {str(folder)!r} do not belong together, nor do their previous "
             "copies; restore the folder from a copy",
             path=str(folder),
         )
-    before = Replay(contents)
-    _apply_lines(before, lines, from_byte=contents.journal_bytes)
-    contents.generation, contents.journal_bytes = generation, 0
-    return contents
+    _apply_lines(Replay(found, problems=problems), lines, from_byte=found.journal_bytes)
+    found.generation, found.journal_bytes = generation, 0
+    return found
 
 
 def _apply_lines(result: Replay, lines: JournalLines, *, from_byte: int) -> None:
-    """Carry out the lines after a byte; of those before, only what later lines refer to."""
-    bad = lines.num_bad
+    """Carry out the lines after a byte; of those before, what the index file does not say."""
     for position, change in lines.changes:
-        if position < from_byte:
-            if change.get("op") == "layout":
-                result.apply(change)
-            elif change.get("op") in {"synced", "close"}:
-                result.unsynced.clear()
-            elif change.get("op") == "add":
-                result.unsynced[change["record"]["trajectory_id"]] = None
-            elif change.get("op") in {"load", "moved"}:
-                result.unsynced.clear()
-                result.moving = change.get("moving")
-            continue
-        try:
-            result.apply(change)
-        except FormatVersionError:
-            raise
-        except (ReplayError, KeyError, TypeError, ValueError) as error:
-            bad += 1
-            result.problems.append(f"a journal line was skipped: {error}")
+        _carry_out(result, change, is_covered=position < from_byte)
     result.unsynced = {n: None for n in result.unsynced if n in result.contents.records}
-    if lines.changes:
-        result.is_closed = lines.changes[-1][1].get("op") == "close"
     if lines.num_bad:
         result.problems.append(f"{lines.num_bad} damaged lines of {JOURNAL_NAME} were skipped")
+
+
+def _carry_out(result: Replay, change: dict[str, Any], *, is_covered: bool) -> None:
+    try:
+        if is_covered:
+            result.track(change)
+        else:
+            result.apply(change)
+    except FormatVersionError:
+        raise
+    except (ReplayError, LookupError, TypeError, AttributeError, ValueError) as error:
+        result.problems.append(f"a line of {JOURNAL_NAME} was skipped: {error}")

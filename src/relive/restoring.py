@@ -8,6 +8,7 @@ it is there.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,16 +17,19 @@ from uuid import NAMESPACE_OID, uuid5
 from relive import files
 from relive.checkpoint_reading import Entry
 from relive.describe import describe
-from relive.errors import CorruptFileError, InvalidArgumentError, StorageError
+from relive.disk import Disk
+from relive.errors import CorruptFileError, StorageError
+from relive.folder import ASIDE_NAME, INCOMING_PREFIX
 from relive.format_set import FormatSet
 from relive.formats.checksum import checksums
+from relive.formats.layouts import layout_of
 from relive.index import Numbering
 from relive.record import Record
 from relive.snapshot import Snapshot, take_snapshot
 from relive.spec import Columns, Schema, admit, conform
 from relive.store import Store
 
-__all__ = ["numbering_after", "restore_entries"]
+__all__ = ["restore_entries"]
 
 
 @dataclass
@@ -67,27 +71,65 @@ def restore_entries(
         StorageError: The disk refused.
     """
     brought = _Brought(None if schema is None else conform(schema, declared))
-    newest = entries[-num_in_memory:] if num_in_memory else entries
-    in_memory = {entry.trajectory_id for entry in newest}
     if store.disk is None:
+        newest = entries[-num_in_memory:] if num_in_memory else entries
         for entry in newest:
             _read(entry, formats, declared, brought)
-        store.replace(brought.records, brought.snapshots, numbering, brought.schema)
-        left_out = entries[: len(entries) - len(newest)]
-        store.num_forgotten = len(left_out)
-        store.num_forgotten_rows = sum(entry.num_rows for entry in left_out)
+        with store.replacing():
+            store.replace(brought.records, brought.snapshots, numbering, brought.schema)
+            left_out = entries[: len(entries) - len(newest)]
+            store.num_forgotten = len(left_out)
+            store.num_forgotten_rows = sum(entry.num_rows for entry in left_out)
         return
-    disk = store.disk
+    before = [record.trajectory_id for record in store.index]
+    _restore_to_disk(
+        store, store.disk, formats, entries, numbering, declared, num_in_memory, brought
+    )
+    num_aside = len(set(before) - set(brought.kept))
+    if num_aside:
+        warnings.warn(
+            f"{num_aside} trajectories of the store that the checkpoint lacks left the index; "
+            f"their files were moved to {str(store.disk.folder / ASIDE_NAME)!r}",
+            stacklevel=3,
+        )
+
+
+def _restore_to_disk(
+    store: Store,
+    disk: Disk,
+    formats: FormatSet,
+    entries: Sequence[Entry],
+    numbering: Numbering,
+    declared: Columns,
+    num_in_memory: int,
+    brought: _Brought,
+) -> None:
     present = {record.uuid: record for record in store.index}
-    incoming = disk.folder / f"incoming-{files.token()}"
+    first_in_memory = len(entries) - num_in_memory
+    incoming = disk.folder / f"{INCOMING_PREFIX}{files.token()}"
+    is_noted = False
+
+    def switch() -> None:
+        nonlocal is_noted
+        is_noted = True
+        store.replace(brought.records, brought.snapshots, numbering, brought.schema)
+
     try:
         files.create_folder(incoming)
-        for entry in entries:
-            _bring(entry, formats, declared, brought, present, incoming, disk.formats)
-            if not (num_in_memory and entry.trajectory_id in in_memory):
-                brought.snapshots.pop(entry.trajectory_id, None)
+        for place, entry in enumerate(entries):
+            _bring(entry, formats, declared, brought, present, incoming, disk)
+            trajectory_id = brought.records[-1].trajectory_id
+            if place < first_in_memory:
+                brought.snapshots.pop(trajectory_id, None)
+            elif trajectory_id not in brought.snapshots:
+                record, is_kept = brought.records[-1], trajectory_id in brought.kept
+                folder = disk.folder if is_kept else incoming
+                brought.snapshots[trajectory_id] = disk.formats.of(record).read(folder, record)
         files.sync_folder(incoming)
-        disk.take_over(brought.records, brought.kept, numbering, brought.schema, incoming)
+        with store.replacing():
+            disk.take_over(
+                brought.records, brought.kept, numbering, brought.schema, incoming, switch
+            )
     except OSError as error:
         if isinstance(error, StorageError):
             raise
@@ -98,9 +140,8 @@ def restore_entries(
             errno=error.errno,
         ) from error
     finally:
-        files.remove_folder(incoming)
-    store.replace(brought.records, brought.snapshots, numbering, brought.schema)
-    store.fill_cache()
+        if not is_noted:
+            files.remove_folder(incoming)
 
 
 def _read(entry: Entry, formats: FormatSet, declared: Columns, brought: _Brought) -> None:
@@ -118,9 +159,12 @@ def _read(entry: Entry, formats: FormatSet, declared: Columns, brought: _Brought
     else:
         snapshot = formats.of(record).read(entry.folder, record)
         record = replace(record, trajectory_id=entry.trajectory_id, first_row_id=entry.first_row_id)
-    brought.schema, snapshot = admit(brought.schema, declared, snapshot)
+    brought.schema, admitted = admit(brought.schema, declared, snapshot)
+    if len(admitted.columns) != len(snapshot.columns):  # some are dropped
+        layout = layout_of(admitted)
+        record = replace(record, layout=layout, checksums=checksums(admitted, layout))
     brought.records.append(record)
-    brought.snapshots[record.trajectory_id] = snapshot
+    brought.snapshots[record.trajectory_id] = admitted
 
 
 def _describe_foreign(snapshot: Snapshot, entry: Entry) -> Record:
@@ -141,45 +185,27 @@ def _bring(
     brought: _Brought,
     present: Mapping[str, Record],
     incoming: Path,
-    into: FormatSet,
+    disk: Disk,
 ) -> None:
     """Bring one trajectory into the incoming folder, unless the store has it already."""
     record = entry.record
-    if record is not None and (
-        record.trajectory_id == entry.trajectory_id and record.first_row_id == entry.first_row_id
-    ):
-        stored = present.get(record.uuid)
-        if stored is not None and stored.trajectory_id == record.trajectory_id:
-            brought.records.append(stored)
-            brought.kept.append(stored.trajectory_id)
-        else:
-            formats.of(record).copy_to(entry.folder, record, incoming, sync=True)
-            brought.records.append(record)
-        return
-    _read(entry, formats, declared, brought)
-    record = brought.records.pop()
+    ids = (entry.trajectory_id, entry.first_row_id)
+    must_read = record is None or (record.trajectory_id, record.first_row_id) != ids
+    if must_read:
+        _read(entry, formats, declared, brought)
+        record = brought.records.pop()
+    assert record is not None
     stored = present.get(record.uuid)
-    if stored is not None and stored.trajectory_id == record.trajectory_id:
-        brought.records.append(stored)
+    if (
+        stored is not None
+        and (stored.trajectory_id, stored.first_row_id) == ids
+        and disk.formats.of(stored).is_whole(disk.folder, stored)
+    ):
         brought.kept.append(stored.trajectory_id)
-        return
-    snapshot = brought.snapshots[record.trajectory_id]
-    brought.records.append(into.own.write(incoming, record, snapshot, sync=True))
-
-
-def numbering_after(numbering: Numbering, own: Numbering) -> Numbering:
-    """Return the numbering that repeats neither what the checkpoint used nor what the store did.
-
-    Args:
-        numbering: Free after the checkpoint, for one rank or for all.
-        own: Free in the store.
-
-    Raises:
-        InvalidArgumentError: No row id is left.
-    """
-    behind = own.next_trajectory_id - numbering.next_trajectory_id
-    steps = max(0, -(-behind // numbering.stride))
-    moved = numbering.next_trajectory_id + steps * numbering.stride
-    if moved >= 1 << 62:
-        raise InvalidArgumentError(f"trajectory id {moved} is too large")
-    return Numbering(moved, numbering.stride, max(numbering.next_row_id, own.next_row_id))
+        record = stored
+    elif must_read:
+        snapshot = brought.snapshots[record.trajectory_id]
+        record = disk.formats.own.write(incoming, record, snapshot, sync=True)
+    else:
+        formats.of(record).copy_to(entry.folder, record, incoming, sync=True)
+    brought.records.append(record)

@@ -227,9 +227,10 @@ def _is_column(value: object) -> bool:
 def _text_column(name: str, value: Any, num_steps: int, num_envs: int) -> Column:
     """Read B strings, or T lists of B strings, from a list or array."""
     if name in LEADING | TRAILING:
+        kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else "a list"
         raise UnsupportedValueError(
-            f"column {name!r} is a {type(value).__name__} that holds no numbers, but it is a "
-            "tensor or array of numbers; convert it",
+            f"column {name!r} is {kind}, but flags and values are tensors or arrays of numbers; "
+            "convert it",
             column=name,
         )
     if isinstance(value, np.ndarray):

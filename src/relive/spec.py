@@ -7,39 +7,19 @@ and the first trajectory, is stored with the data, and each later trajectory mus
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from relive.columns import flatten
-from relive.dtypes import storage_dtype
+from relive.column_spec import ColumnSpec, Default, row_from_json, row_to_json
 from relive.errors import ColumnMismatchError, CorruptFileError, InvalidArgumentError
-from relive.snapshot import TEXT, Column, Snapshot
-from relive.tensors import copy_in
+from relive.snapshot import Column, Snapshot
 
 __all__ = ["ColumnSpec", "Columns", "Schema", "admit", "conform"]
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnSpec:
-    """Element type and row shape of one column."""
-
-    dtype: str
-    """PyTorch's name of the element type, such as "float32"; "text" for strings."""
-    row_shape: tuple[int, ...] = ()
-    """Shape of one row; () for one number or string."""
-
-    @property
-    def storage(self) -> np.dtype[Any]:
-        """NumPy type in which rows are moved."""
-        return np.dtype(np.int32) if self.dtype == TEXT else storage_dtype(self.dtype)
-
-    def __str__(self) -> str:
-        """Return the spec as errors and tables show it."""
-        return f"{self.dtype} {list(self.row_shape)}"
 
 
 @dataclass(frozen=True)
@@ -54,8 +34,8 @@ class Columns:
     required: Iterable[str] | Mapping[str, ColumnSpec] | None = None
     """Full names that each trajectory must have, with specs if known; None: those of the first."""
     optional: Mapping[str, Any] = field(default_factory=dict)
-    """Names that may be missing, with the value that stands in: a number, a string, or an array
-    of one row. Until a trajectory has the column, the default's own type and shape hold."""
+    """Full names that may be missing, with the value that stands in: a number, a string, or an
+    array of one row. Until a trajectory has the column, the value's own type and shape hold."""
     drop_others: bool = False
     """Whether columns that are neither are left out, instead of refused."""
 
@@ -63,37 +43,63 @@ class Columns:
         """Check the declaration.
 
         Raises:
-            InvalidArgumentError: A name is both required and optional, or is no text.
+            InvalidArgumentError: A name is both required and optional, or is no text, or a spec
+                is none.
+            UnsupportedValueError: No column can hold a value that stands in.
         """
-        if isinstance(self.required, str):
+        optional: object = self.optional
+        if isinstance(self.required, str) or not isinstance(optional, Mapping):
             raise InvalidArgumentError(
-                f"required is the text {self.required!r}, but must be a list of column names"
+                f"required is {self.required!r} and optional {self.optional!r}, but they must be a "
+                "list of column names, and a dict of names and values"
             )
         if self.required is not None and not isinstance(self.required, Mapping):
             object.__setattr__(self, "required", tuple(self.required))
-        optional = flatten(self.optional) if self.optional else {}
-        object.__setattr__(self, "optional", optional)
-        names = [*(self.required or ()), *optional]
-        both = sorted({name for name in names if names.count(name) > 1})
-        if both or not all(isinstance(name, str) for name in names):
+        names: list[object] = [*(self.required or ()), *self.optional]
+        both = sorted({str(name) for name in names if names.count(name) > 1})
+        if both or not all(isinstance(name, str) and name for name in names):
             raise InvalidArgumentError(
                 f"columns {both or names} are declared twice or are no text, but each name is "
                 "either required or optional"
             )
+        if isinstance(self.required, Mapping):
+            for name, spec in self.required.items():
+                _check_declared(name, spec)
+        object.__setattr__(self, "optional", deepcopy(dict(self.optional)))
+        _defaults_of(self)
 
 
-@dataclass(frozen=True, slots=True)
+def _check_declared(name: str, spec: object) -> None:
+    try:
+        if not isinstance(spec, ColumnSpec):
+            raise TypeError(f"it is a {type(spec).__name__}")
+        spec.check(None)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"column {name!r} is declared as {spec!r}, but must be a ColumnSpec of a PyTorch type "
+            f"or 'text' and of a shape ({error})"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Schema:
     """What each stored trajectory has, and so what batches have."""
 
     columns: Mapping[str, ColumnSpec]
     """Spec of every column by full name, in the order of batches."""
     defaults: Mapping[str, NDArray[Any] | str] = field(default_factory=dict)
-    """What stands in for each optional column: an array that broadcasts to a row, or a string."""
+    """What stands in for each optional column: an array that broadcasts to a row of it, in its
+    storage type, or a string."""
     unseen: frozenset[str] = frozenset()
     """Optional columns that no trajectory has had yet, whose spec is that of the default."""
     drop_others: bool = False
     """As in `Columns`."""
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether the same holds, to the order of the columns and the bits of the defaults."""
+        return isinstance(other, Schema) and json.dumps(self.to_json()) == json.dumps(
+            other.to_json()
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the schema as JSON values."""
@@ -103,9 +109,7 @@ class Schema:
                 for name, spec in self.columns.items()
             },
             "defaults": {
-                name: default
-                if isinstance(default, str)
-                else {"dtype": default.dtype.name, "value": default.tolist()}
+                name: default if isinstance(default, str) else row_to_json(default)
                 for name, default in self.defaults.items()
             },
             "unseen": sorted(self.unseen),
@@ -117,24 +121,29 @@ class Schema:
         """Read what `to_json` gave.
 
         Raises:
-            CorruptFileError: It is something else.
+            CorruptFileError: It is something else, or contradicts itself.
         """
         try:
-            columns = {
-                str(name): ColumnSpec(str(spec["dtype"]), tuple(int(n) for n in spec["row_shape"]))
-                for name, spec in entry["columns"].items()
-            }
-            for spec in columns.values():
-                _ = spec.storage
-            defaults = {
-                str(name): default
-                if isinstance(default, str)
-                else np.array(default["value"], np.dtype(default["dtype"]))
-                for name, default in entry["defaults"].items()
-            }
-            return cls(columns, defaults, frozenset(entry["unseen"]), bool(entry["drop_others"]))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            return _read_schema(entry)
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise CorruptFileError(f"a schema is {entry!r:.200}, but has no valid form") from error
+
+
+def _read_schema(entry: Any) -> Schema:
+    columns = {
+        str(name): ColumnSpec(str(spec["dtype"]), tuple(int(n) for n in spec["row_shape"]))
+        for name, spec in entry["columns"].items()
+    }
+    defaults = {
+        str(name): default if isinstance(default, str) else row_from_json(default)
+        for name, default in entry["defaults"].items()
+    }
+    for name, spec in columns.items():
+        spec.check(defaults.get(name))
+    unseen = frozenset(entry["unseen"])
+    if not unseen <= defaults.keys() <= columns.keys():
+        raise ValueError("unseen columns have defaults, and defaults columns")
+    return Schema(columns, defaults, unseen, bool(entry["drop_others"]))
 
 
 def admit(schema: Schema | None, declared: Columns, snapshot: Snapshot) -> tuple[Schema, Snapshot]:
@@ -157,18 +166,22 @@ def admit(schema: Schema | None, declared: Columns, snapshot: Snapshot) -> tuple
     schema = _with_newly_seen(schema, found)
     missing = [n for n in schema.columns if n not in found and n not in schema.defaults]
     extra = [] if schema.drop_others else [n for n in found if n not in schema.columns]
-    different = [
-        f"{name} is {found[name]}, not {spec}"
+    different = {
+        name: f"{name} is {found[name]}, not {spec}"
         for name, spec in schema.columns.items()
         if name in found and found[name] != spec
-    ]
+    }
     if missing or extra or different:
         told = [
             f"{word}: {', '.join(names)}"
-            for word, names in (("missing", missing), ("extra", extra), ("different", different))
+            for word, names in (
+                ("missing", missing),
+                ("extra", extra),
+                ("different", different.values()),
+            )
             if names
         ]
-        first = (missing + extra + [entry.split(" ", 1)[0] for entry in different])[0]
+        first = [*missing, *extra, *different][0]
         raise ColumnMismatchError(
             f"the trajectory has other columns than this buffer holds ({'; '.join(told)}); make "
             "them alike, or declare them: columns=relive.Columns(optional=..., drop_others=...)",
@@ -185,32 +198,39 @@ def conform(schema: Schema, declared: Columns) -> Schema:
         The schema as the declaration wants it: with its defaults, and without the columns it drops.
 
     Raises:
-        ColumnMismatchError: A required column is missing or different, or one is not declared.
+        ColumnMismatchError: A required column is missing or different, a column is not declared,
+            or the value that stands in for one does not fit it.
     """
-    if declared == Columns():
-        return schema
     specs = declared.required if isinstance(declared.required, Mapping) else {}
-    wanted = schema.columns if declared.required is None else list(declared.required)
-    missing = [n for n in wanted if n not in schema.columns or n in schema.unseen]
+    required = schema.columns if declared.required is None else list(declared.required)
+    missing = [n for n in declared.required or () if n not in schema.columns.keys() - schema.unseen]
+    others = [n for n in schema.columns if n not in required and n not in declared.optional]
     different = [
         f"{name} is {schema.columns[name]}, not {spec}"
         for name, spec in specs.items()
         if name in schema.columns and schema.columns[name] != spec
     ]
-    others = [n for n in schema.columns if n not in wanted and n not in declared.optional]
+    columns, defaults = {**schema.columns}, {**schema.defaults}
+    for name, default in _defaults_of(declared).items():
+        if name not in schema.columns or name in schema.unseen:
+            columns[name], defaults[name] = default.spec, default.value
+            continue
+        value = default.value_for(schema.columns[name])
+        if value is None:
+            different.append(f"{name} is {schema.columns[name]}, not {default.spec}")
+        else:
+            defaults[name] = value
     if missing or different or (others and not declared.drop_others):
         raise ColumnMismatchError(
             "what is stored does not fit the declared columns (missing: "
             f"{', '.join(missing) or '-'}; different: {', '.join(different) or '-'}; not declared: "
             f"{', '.join(others) or '-'}); change columns="
         )
-    fresh = _first_schema(Columns(optional=declared.optional), {})
-    columns = {n: spec for n, spec in schema.columns.items() if n not in others}
-    return replace(
-        schema,
-        columns={**fresh.columns, **columns},
-        defaults={**schema.defaults, **fresh.defaults},
-        unseen=schema.unseen | (fresh.unseen - columns.keys()),
+    kept = {name: spec for name, spec in columns.items() if name not in others}
+    return Schema(
+        columns=kept,
+        defaults={name: value for name, value in defaults.items() if name in kept},
+        unseen=(schema.unseen | (declared.optional.keys() - schema.columns.keys())) & kept.keys(),
         drop_others=declared.drop_others,
     )
 
@@ -219,15 +239,12 @@ def _spec_of(column: Column) -> ColumnSpec:
     return ColumnSpec(column.dtype, column.values.shape[2:])
 
 
+def _defaults_of(declared: Columns) -> dict[str, Default]:
+    return {name: Default.of(name, value) for name, value in declared.optional.items()}
+
+
 def _first_schema(declared: Columns, found: Mapping[str, ColumnSpec]) -> Schema:
-    defaults: dict[str, NDArray[Any] | str] = {}
-    optional: dict[str, ColumnSpec] = {}
-    for name, default in declared.optional.items():
-        if isinstance(default, str):
-            defaults[name], optional[name] = default, ColumnSpec(TEXT)
-        else:
-            row, dtype = copy_in(np.asarray(default) if np.isscalar(default) else default, name)
-            defaults[name], optional[name] = row, ColumnSpec(dtype, row.shape)
+    optional = _defaults_of(declared)
     required: dict[str, ColumnSpec | None]
     if isinstance(declared.required, Mapping):
         required = dict(declared.required)
@@ -243,29 +260,25 @@ def _first_schema(declared: Columns, found: Mapping[str, ColumnSpec]) -> Schema:
             column=absent[0],
         )
     known = {name: spec for name, spec in required.items() if spec is not None}
-    order = [*found, *known, *optional]  # batches keep the trajectory's order
-    columns = {n: spec for n in order if (spec := known.get(n, optional.get(n))) is not None}
-    return Schema(columns, defaults, frozenset(optional), declared.drop_others)
+    known |= {name: default.spec for name, default in optional.items()}
+    order = dict.fromkeys([*found, *known])  # batches keep the trajectory's order
+    return Schema(
+        columns={name: known[name] for name in order if name in known},
+        defaults={name: default.value for name, default in optional.items()},
+        unseen=frozenset(optional),
+        drop_others=declared.drop_others,
+    )
 
 
 def _with_newly_seen(schema: Schema, found: Mapping[str, ColumnSpec]) -> Schema:
     """Let the first trajectory that has an optional column fix its spec."""
-    columns = dict(schema.columns)
-    newly = schema.unseen & found.keys()
-    for name in sorted(newly):
-        default = schema.defaults[name]
-        spec = found[name]
-        if isinstance(default, str) != (spec.dtype == TEXT):
-            continue  # stays different, and is refused as such
-        if not isinstance(default, str) and not _fits(default, spec):
-            continue
-        columns[name] = spec
-    return replace(schema, columns=columns, unseen=schema.unseen - newly) if newly else schema
-
-
-def _fits(default: NDArray[Any], spec: ColumnSpec) -> bool:
-    try:
-        broadcast = np.broadcast_shapes(default.shape, spec.row_shape)
-    except ValueError:
-        return False
-    return broadcast == spec.row_shape and np.can_cast(default.dtype, spec.storage, "same_kind")
+    columns, defaults, unseen = {**schema.columns}, {**schema.defaults}, set(schema.unseen)
+    for name in sorted(schema.unseen & found.keys()):
+        default = Default(defaults[name], columns[name])
+        value = default.value_for(found[name])
+        if value is not None:  # else it stays different, and is refused as such
+            columns[name], defaults[name] = found[name], value
+            unseen.discard(name)
+    if len(unseen) == len(schema.unseen):
+        return schema
+    return replace(schema, columns=columns, defaults=defaults, unseen=frozenset(unseen))

@@ -85,11 +85,13 @@ class Store:
         self._disk = disk
         self._cache = cache
         self._limits = limits
-        self._remembered = remembered
+        self.remembered = remembered
+        """Trajectories that a store without a disk remembers from the next addition on; 0 = all."""
         self._declared = declared
         self._on_change = on_change
         self._resident: dict[int, Resident] = {}
         self._leases: Leases[Resident] = Leases()
+        self._is_replacing = False
         self.index = Index()
         """Records and numbering; look at it under the lock."""
         self.schema: Schema | None = None
@@ -127,10 +129,10 @@ class Store:
         return self._cache.size_bytes
 
     def move_numbering(self, next_trajectory_id: int, next_row_id: int) -> None:
-        """Let the next ids be at least these."""
-        with self.lock:
-            numbering = self.index.numbering
-            self.index.numbering = numbering.at_least(next_trajectory_id, next_row_id)
+        """Let the next ids be at least these, in the steps of a rank."""
+        with self._adding, self.lock:
+            least = Numbering(next_trajectory_id, next_row_id=next_row_id)
+            self.index.numbering = self.index.numbering.not_before(least)
 
     def put(self, snapshots: Sequence[Snapshot]) -> list[int]:
         """Add trajectories: all of them or, when it raises, none.
@@ -203,7 +205,7 @@ class Store:
         """Tell whether a store without a disk is to forget its oldest trajectory."""
         num, most_bytes = len(self.index), self._limits.cache_bytes
         is_too_large = most_bytes is not None and self.index.size_bytes > most_bytes
-        return num > 1 and (is_too_large or 0 < self._remembered < num)
+        return num > 1 and (is_too_large or 0 < self.remembered < num)
 
     def _discard(self, trajectory_ids: Iterable[int]) -> None:
         stored: list[tuple[Record, Resident | None]] = []
@@ -219,7 +221,7 @@ class Store:
                 stored.append((record, resident))
         if stored and self._disk is not None:
             ids = [record.trajectory_id for record, _ in stored]
-            self._disk.forget(ids, self.index.numbering)
+            self._disk.forget(ids, self.index.numbering, self.schema)
             for record, resident in stored:
                 self._leases.retire(Retired(record, resident, _removal(self._disk, record)))
 
@@ -250,6 +252,8 @@ class Store:
                 self._discard([record.trajectory_id for record in self.index])
                 self.num_forgotten = self.num_forgotten_rows = 0
                 self.schema = None
+                if self._disk is not None:
+                    self._disk.forget([], self.index.numbering, None)
 
     def fill_cache(self) -> None:
         """Read the newest trajectories into the cache, those that are not there.
@@ -268,6 +272,7 @@ class Store:
     def view(self, size: int) -> Iterator[View]:
         """Yield the newest trajectories, 0 = all, readable until the block ends."""
         with self.lock:
+            self._wait_for(lambda: not self._is_replacing, "a load to end")
             lease = self._leases.begin()
             view = View(self.index.window(size), self.schema)
         try:
@@ -359,12 +364,38 @@ class Store:
                 return
             self._disk.raise_failure_or_retry()
             with self.lock:
-                if not self.changed.wait_for(lambda: not self._leases.num_held, STALL_LIMIT_S):
-                    raise TimeLimitError(
-                        f"waited {STALL_LIMIT_S:g} s for {self._leases.num_held} running reads to "
-                        "end before closing; end the threads that sample"
-                    )
+                self._wait_for_readers()
             self._disk.close(self.index.numbering)
+
+    def _wait_for_readers(self) -> None:
+        self._wait_for(lambda: not self._leases.num_held, "all running reads to end")
+
+    def _wait_for(self, is_true: Callable[[], bool], what: str) -> None:
+        if not self.changed.wait_for(is_true, STALL_LIMIT_S):
+            raise TimeLimitError(
+                f"waited {STALL_LIMIT_S:g} s for {what}, but it goes on; look at the threads that "
+                "use this buffer"
+            )
+
+    @contextmanager
+    def replacing(self) -> Iterator[None]:
+        """Keep all other threads from reading until the block ends; the caller holds `adding`.
+
+        Readers take a trajectory for that of its id, and a load may bring another one of that id.
+
+        Raises:
+            TimeLimitError: A reader did not end within `STALL_LIMIT_S`.
+        """
+        with self.lock:
+            self._is_replacing = True
+        try:
+            with self.lock:
+                self._wait_for_readers()
+            yield
+        finally:
+            with self.lock:
+                self._is_replacing = False
+                self.changed.notify_all()
 
     def replace(
         self,
@@ -375,7 +406,7 @@ class Store:
     ) -> None:
         """Let loaded trajectories take the place of the present ones.
 
-        The caller holds `adding` and has brought the files to the disk.
+        The caller is inside `adding` and `replacing`.
 
         Args:
             records: All that the store holds afterwards, oldest first.
@@ -389,8 +420,6 @@ class Store:
             for record in list(self.index):
                 if stays.get(record.trajectory_id) != record.uuid:
                     self._on_change(record, False)
-                    resident = self._resident.get(record.trajectory_id)
-                    self._leases.retire(Retired(record, resident, _nothing))
             before = {record.trajectory_id: record.uuid for record in self.index}
             self.index = Index(records, numbering)
             self.index.numbering = numbering
@@ -423,4 +452,4 @@ def _removal(disk: Disk, record: Record) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """Let go of a trajectory that memory alone held, or whose file was moved aside."""
+    """Let go of a trajectory that memory alone held."""

@@ -19,7 +19,7 @@ from relive.errors import UnsupportedValueError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Framework", "copy_in", "is_array", "is_tensor", "shape_of", "wrap_out"]
+__all__ = ["Framework", "convert", "copy_in", "is_array", "is_tensor", "shape_of", "wrap_out"]
 
 Framework = Literal["torch", "numpy"]
 """What batches and trajectories are made of when they leave."""
@@ -127,3 +127,40 @@ def wrap_out(array: NDArray[Any], dtype: str, framework: Framework, column: str)
         return torch.from_numpy(array)
     flat = torch.from_numpy(array.reshape(-1).view(np.uint8))
     return flat.view(getattr(torch, dtype)).reshape(array.shape)
+
+
+def convert(values: NDArray[Any], dtype: str, target: str) -> NDArray[Any] | None:
+    """Return numbers of one element type as the same numbers of another, None if it has them not.
+
+    Between NumPy's own floats they may be rounded, but not to infinity.
+
+    Args:
+        values: In the storage type of `dtype`.
+        dtype: The name of their element type.
+        target: The name of the element type wanted.
+    """
+    if dtype == target:
+        return values
+    if dtype.startswith("complex") and not target.startswith("complex"):
+        return None
+    if not (has_numpy_type(dtype) and has_numpy_type(target)):
+        return _convert_by_torch(values, dtype, target)
+    with np.errstate(all="ignore"):
+        converted = values.astype(target)
+    if values.dtype.kind in "fc" and converted.dtype.kind in "fc":
+        is_same = np.isfinite(converted) == np.isfinite(values)
+    else:
+        is_same = converted == values
+    return converted if is_same.all() else None
+
+
+def _convert_by_torch(values: NDArray[Any], dtype: str, target: str) -> NDArray[Any] | None:
+    import torch
+
+    if "_x2" in dtype + target:  # two numbers in one element
+        return None
+    tensor = wrap_out(values.copy(), dtype, "torch", "")
+    converted = tensor.to(getattr(torch, target))
+    first, second = tensor.to(torch.complex128), converted.to(torch.complex128)
+    is_same = torch.isclose(first, second, rtol=0, atol=0, equal_nan=True)
+    return copy_in(converted, "")[0] if bool(is_same.all()) else None

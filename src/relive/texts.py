@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relive.errors import CorruptFileError
 from relive.gather import Wanted
 
 __all__ = ["merge_texts", "strings_of"]
@@ -27,11 +28,20 @@ def merge_texts(
 
     Returns:
         The common table.
+
+    Raises:
+        CorruptFileError: A code is beside its trajectory's table.
     """
     number_of: dict[str, int] = {}
     for one in wanted:
         table, _ = one.record.texts.get(name, ((str(default),), False))
         used, places = np.unique(codes[one.positions], return_inverse=True)
+        if len(used) and not 0 <= used[0] <= used[-1] < len(table):
+            raise CorruptFileError(
+                f"text column {name!r} of trajectory {one.record.trajectory_id} has codes from "
+                f"{used[0]} to {used[-1]}, but its table has {len(table)} texts; restore its file "
+                "from a copy"
+            )
         numbers = [number_of.setdefault(table[code], len(number_of)) for code in used.tolist()]
         codes[one.positions] = np.array(numbers, np.int32)[places]
     return list(number_of)

@@ -8,11 +8,11 @@ what it needs when it runs.
 from __future__ import annotations
 
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
 
+from relive import __version__
 from relive.cli.demo import demo
 from relive.cli.info import info
 from relive.errors import ReplayError
@@ -40,13 +40,9 @@ def main() -> None:
 
 
 def _show_version(is_asked: bool) -> None:
-    if not is_asked:
-        return
-    try:
-        typer.echo(f"relive {version('relive')}")
-    except PackageNotFoundError:
-        typer.echo("relive, run from its sources without being installed")
-    raise typer.Exit
+    if is_asked:
+        typer.echo(f"relive {__version__}")
+        raise typer.Exit
 
 
 @app.callback()

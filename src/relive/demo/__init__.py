@@ -17,3 +17,7 @@ It is also an example to copy from. Read the files in this order::
 
 Start it with `relive demo`.
 """
+
+from __future__ import annotations
+
+__all__: list[str] = []

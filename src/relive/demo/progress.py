@@ -8,7 +8,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 __all__ = ["Display", "LineDisplay", "Progress", "TerminalDisplay", "open_display"]
 
@@ -79,49 +82,58 @@ class LineDisplay:
 
 
 class TerminalDisplay:
-    """A bar that is redrawn in place, for a person who watches; `open` it to use it."""
+    """A few lines that are redrawn in place, for a person who watches; `open` it to use it."""
 
     def __init__(self, *, interval_s: float = 0.25) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, TaskProgressColumn, TextColumn
-        from rich.progress import Progress as RichProgress
+        from rich.live import Live
 
         self._interval_s = interval_s
         self._next = time.monotonic()
         # No thread of its own: the loop redraws, so nothing is left when the loop ends.
-        self._bar = RichProgress(
-            BarColumn(bar_width=20),
-            TaskProgressColumn(),
-            TextColumn("{task.description}", markup=False),
-            console=Console(highlight=False, soft_wrap=True),
-            auto_refresh=False,
-        )
-        self._task = self._bar.add_task("starting", total=None)
+        self._live = Live(console=Console(highlight=False), auto_refresh=False)
 
     @contextmanager
     def open(self) -> Iterator[TerminalDisplay]:
-        """Own the last line of the terminal inside the block."""
-        with self._bar:
+        """Own the last lines of the terminal inside the block."""
+        with self._live:
             yield self
 
     def say(self, text: str) -> None:
-        """Print a line above the bar."""
-        self._bar.console.print(text, markup=False)
+        """Print a line above the others."""
+        self._live.console.print(text, markup=False)
 
     def is_due(self) -> bool:
         """Tell whether the interval is over."""
         return time.monotonic() >= self._next
 
     def show(self, progress: Progress) -> None:
-        """Redraw the bar."""
+        """Redraw the lines."""
         self._next = time.monotonic() + self._interval_s
-        self._bar.update(
-            self._task,
-            completed=progress.steps,
-            total=progress.total_steps,
-            description=progress.to_text().strip(),
-        )
-        self._bar.refresh()
+        self._live.update(_lines_of(progress), refresh=True)
+
+
+def _lines_of(progress: Progress) -> Table:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    lines = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=progress.total_steps, completed=progress.steps, width=24)
+    steps = Table.grid(padding=(0, 1))
+    steps.add_row(
+        bar, f"{progress.steps:,} of {progress.total_steps:,} steps, {progress.seconds:.0f} s"
+    )
+    lines.add_row("", steps)
+    lines.add_row(
+        "return",
+        f"evaluation {_number(progress.evaluation_return)}, "
+        f"training {_number(progress.training_return)}",
+    )
+    lines.add_row(
+        "buffer",
+        f"{progress.num_trajectories:,} trajectories, {progress.samples_per_s:,.0f} samples/s",
+    )
+    return lines
 
 
 @contextmanager

@@ -99,7 +99,8 @@ def run_demo(
         stack.enter_context(_one_torch_thread())
         buffer = stack.enter_context(_buffer(folder, settings, if_exists=begin.if_exists))
         if begin.agent_state is not None and begin.save is not None:
-            buffer.load_checkpoint(str(begin.save / "buffer"))
+            if history.steps:
+                buffer.load_checkpoint(str(begin.save / "buffer"))
             agent.load_state_dict(begin.agent_state)
         elif overwrite:
             folder.remove_saves()  # only now: the buffer holds the folder's lock
@@ -169,7 +170,9 @@ def _resumed(folder: RunFolder, given: Mapping[str, Any]) -> _Beginning:
     if "goal" not in given and history.has_reached(settings.goal):
         settings = replace(settings, goal=None)  # who resumes a finished run wants more
     history.sessions += 1
-    return _Beginning(settings, look_at(settings.env), history, "resume", save, state["agent"])
+    # What a killed run added after its save is put aside by loading the save, and collected again.
+    if_exists: IfExists = "resume" if history.steps else "overwrite"
+    return _Beginning(settings, look_at(settings.env), history, if_exists, save, state["agent"])
 
 
 def _buffer(

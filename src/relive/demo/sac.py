@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from relive.demo.settings import SacOptions
 
-__all__ = ["Actor", "Sac"]
+__all__ = ["Actor", "Sac", "TwinCritic"]
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 

@@ -18,7 +18,7 @@ from relive.errors import CorruptFileError, MissingFileError
 from relive.formats.checksum import checksum
 from relive.gather import RowBatch, RowSource, Wanted
 from relive.record import Record, quoted_weights_id
-from relive.snapshot import Snapshot
+from relive.snapshot import TEXT, Snapshot
 from relive.trajectory import Trajectory
 
 __all__ = ["Format", "check_size", "check_snapshot", "naming", "row_source"]
@@ -108,6 +108,14 @@ class Format(ABC):
         weights_id = quoted_weights_id(record.model_weights_id)
         return folder / f"trajectory_{record.trajectory_id}_{weights_id}{self.suffix}"
 
+    def is_whole(self, folder: Path, record: Record) -> bool:
+        """Tell whether the file of a trajectory is there and as long as it was written."""
+        path = self.path(folder, record)
+        try:
+            return files.size_bytes(path) == record.location.get("size_bytes")
+        except FileNotFoundError:
+            return False
+
     def copy_to(self, folder: Path, record: Record, target: Path, *, sync: bool) -> None:
         """Copy a stored trajectory to another folder, sharing blocks where possible.
 
@@ -196,8 +204,8 @@ def check_snapshot(record: Record, uuid: str, snapshot: Snapshot) -> None:
     """Compare what was read with the record.
 
     Raises:
-        CorruptFileError: It is another trajectory, has other columns, or a column's bytes have
-            another checksum.
+        CorruptFileError: It is another trajectory, has other columns or texts, or a
+            column's bytes have another checksum.
     """
     if uuid != record.uuid:
         raise CorruptFileError(f"it holds trajectory {uuid!r:.60}, but should hold {record.uuid!r}")
@@ -208,6 +216,19 @@ def check_snapshot(record: Record, uuid: str, snapshot: Snapshot) -> None:
             name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)
         )
         raise CorruptFileError(f"it has other columns or shapes than the index says: {differing}")
+    texts = {
+        name: (column.table, column.per_env)
+        for name, column in snapshot.columns.items()
+        if column.dtype == TEXT
+    }
+    for name, held, stored in (
+        ("num_epochs", snapshot.num_epochs, record.num_epochs),
+        ("max_episode_length", snapshot.max_episode_length, record.max_episode_length),
+        ("model_weights_id", snapshot.model_weights_id, record.model_weights_id),
+        ("the texts", texts, dict(record.texts)),
+    ):
+        if held != stored:
+            raise CorruptFileError(f"it says something else of {name} than the index does")
     for column, stored in zip(record.layout.columns, record.checksums, strict=False):
         if checksum(snapshot.columns[column.name].values) != stored:
             raise CorruptFileError(f"column {column.name!r} is damaged: its checksum does not fit")

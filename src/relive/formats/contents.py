@@ -173,6 +173,8 @@ class _Ours:
         leaves = flatten({name: self.tree[name] for name in COLUMN_FIELDS if name in self.tree})
         columns = {name: self._column(name, leaves) for name in self.facts["columns"]}
         gaps = self.tree.get("gaps")
+        if gaps is not None and (gaps.dtype != "bool" or gaps.values.shape != shape[:2]):
+            raise CorruptFileError("its gaps are not bool [T, B]")
         return Snapshot(
             num_steps=shape[0],
             num_envs=shape[1],

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: D102 - the names of tests are sentences
 """The tests that every storage format passes.
 
 A format's own test file inherits them::
@@ -11,6 +10,7 @@ A format's own test file inherits them::
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import sys
@@ -40,7 +40,7 @@ __all__ = ["FormatConformance"]
 _WEIGHTS_IDS = ("", "a/b", "../up", "..", "x" * 300, "nul\0", "\ud800", "日本" * 60, "a b%2F")
 
 _any_snapshot = settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     # each format runs the same test in a class of its own
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
@@ -164,6 +164,19 @@ class FormatConformance:
                 _write(form, tmp_path, 1)
         assert list(tmp_path.iterdir()) == []
         assert differences(form.read(tmp_path, _write(form, tmp_path, 1)), addressed(1)) == []
+
+    def test_a_full_disk_is_told_as_the_system_tells_it(self, form: Format, tmp_path: Path) -> None:
+        resource = pytest.importorskip("resource")
+        snapshot = take_snapshot(Trajectory(rewards=np.zeros((4, 2, 40_000))))
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        try:
+            with pytest.raises(OSError, match="too large") as caught:
+                form.write(tmp_path, record_of(snapshot), snapshot, sync=False)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert caught.value.errno == errno.EFBIG
+        assert list(tmp_path.iterdir()) == []
 
     def test_a_missing_file_is_named_with_its_trajectory(
         self, form: Format, tmp_path: Path
@@ -292,7 +305,7 @@ class FormatConformance:
             for thread in threads:
                 thread.start()
             for number in range(3, 40):
-                records.append(_write(form, tmp_path, number))
+                records += [_write(form, tmp_path, number)]
         finally:
             is_done.set()
             for thread in threads:

@@ -56,7 +56,11 @@ def column_values(shape: tuple[int, ...], dtype: str, seed: int) -> NDArray[Any]
 
 @st.composite
 def trajectories(draw: st.DrawFn) -> Trajectory:
-    """Draw trajectories of PyTorch tensors that a buffer takes."""
+    """Draw trajectories of PyTorch tensors that a buffer takes.
+
+    Among them are complex32 ones, at the first of which PyTorch warns that "ComplexHalf support"
+    is experimental.
+    """
     num_steps, num_envs = draw(st.integers(1, 9)), draw(st.integers(1, 9))
     epochs = [count for count in range(1, num_steps + 1) if num_steps % count == 0]
     extended = num_steps + draw(st.sampled_from(epochs))

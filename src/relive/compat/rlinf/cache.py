@@ -39,25 +39,33 @@ class TrajectoryCache(relive.cache.TrajectoryCache):
 
         Args:
             trajectory_id: Its id; one that is held already is replaced in its place.
-            trajectory: A nested dict with at least one tensor or array `[rows, ...]`; other
-                values stay beside them.
+            trajectory: A nested dict with at least one tensor or array `[rows, ...]`, and nothing
+                else.
 
         Raises:
-            UnsupportedValueError: There is no tensor in it, or one that cannot be stored.
+            UnsupportedValueError: There is no tensor in it, something that is none, or a tensor
+                that cannot be stored.
         """
         named = flatten(trajectory)
-        if not any(is_array(value) for value in named.values()):
+        if not named:
             raise UnsupportedValueError(
-                f"trajectory {trajectory_id} has {', '.join(named) or 'no keys'}, but no tensor; "
-                "put a dict of tensors [rows, ...]"
+                f"trajectory {trajectory_id} has no tensor, but the cache holds tensors "
+                "[rows, ...]; put at least one"
             )
-        copies = {
-            name: wrap_out(*copy_in(value, name), "torch", name) if is_array(value) else value
-            for name, value in named.items()
-        }
+        copies = {name: _copy(value, name) for name, value in named.items()}
         super().put(trajectory_id, copies)
 
     def get(self, trajectory_id: int) -> Tree | None:
         """Return a trajectory as the cache holds it, or None; nobody may write to its tensors."""
         columns = super().get(trajectory_id)
         return None if columns is None else unflatten(columns)
+
+
+def _copy(value: Any, name: str) -> Any:
+    if not is_array(value):
+        raise UnsupportedValueError(
+            f"{name!r} is a {type(value).__name__}, but the cache holds tensors [rows, ...]; leave "
+            "it out",
+            column=name,
+        )
+    return wrap_out(*copy_in(value, name), "torch", name)
