@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import signal
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -470,6 +471,12 @@ class TestRunDemo:
         assert display.shown[-1].num_trajectories == 6
 
     @pytest.mark.usefixtures("no_curve")
+    def test_a_run_too_short_to_learn_says_so(self, tmp_path: Path) -> None:
+        outcome, display = run(tmp_path / "run", steps=16)
+        assert outcome.history.updates == 0
+        assert display.said[0].startswith("note: nothing is learned in so few steps")
+
+    @pytest.mark.usefixtures("no_curve")
     def test_the_buffer_left_behind_holds_every_transition(self, tmp_path: Path) -> None:
         outcome, _ = run(tmp_path / "run")
         with TrajectoryReplayBuffer(
@@ -607,11 +614,18 @@ class TestResume:
 
     def test_a_killed_run_goes_on_from_its_newest_complete_save(self, tmp_path: Path) -> None:
         stopped, _ = run(tmp_path / "run", stop_at=48)
-        steps = stopped.history.steps
+        saved = stopped.folder.newest_save()
+        shutil.copytree(saved, tmp_path / "copy")
+        first, _ = run(tmp_path / "run", resume=True)
+        # As if it had been killed at its end, while it saved: the store has more than the save.
+        shutil.rmtree(stopped.folder.saves)
+        shutil.copytree(tmp_path / "copy", saved)
         cut = stopped.folder.saves / "000099" / "buffer"
-        cut.mkdir(parents=True)  # as a run leaves it that dies while it saves
-        resumed, _ = run(tmp_path / "run", resume=True)
-        assert resumed.history.steps == 96 > steps
+        cut.mkdir(parents=True)
+        second, display = run(tmp_path / "run", resume=True)
+        assert_same_run(first, second)
+        assert second.buffer_stats["total_samples"] == 96
+        assert any("trajectories of the store that the checkpoint lacks" in x for x in display.said)
         assert not cut.exists()
 
     @pytest.mark.parametrize("content", [b"", b"not a save", b"PK\x03\x04 cut"])
@@ -730,6 +744,14 @@ class TestDisplays:
             "| buffer 8 trajectories | 12 s\n"
         )
 
+    def test_a_log_stays_plain_when_colours_are_forced(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        with open_display() as display:
+            display.show(PROGRESS)
+        assert "\x1b" not in capsys.readouterr().out
+
     def test_the_interval_of_a_log_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         now = 100.0
         clock = types.SimpleNamespace(monotonic=lambda: now)
@@ -741,9 +763,13 @@ class TestDisplays:
         assert display.is_due()
 
     def test_a_terminal_gets_a_bar_and_lines_above_it(
-        self, capsys: pytest.CaptureFixture[str]
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with TerminalDisplay().open() as display:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        with open_display() as display:
+            assert isinstance(display, TerminalDisplay)
             display.say("[hello]")
             display.show(PROGRESS)
         out = capsys.readouterr().out

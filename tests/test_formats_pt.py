@@ -155,6 +155,40 @@ class TestFiles:
         with pytest.raises(CorruptFileError, match="trajectory 2 cannot be read"):
             PtFormat().read(tmp_path, resized)
 
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "extract_interventions",
+            "__class__",
+            "relive/x",
+            "gaps",
+            "curr_obs",
+            "curr_obs/id/x",
+            "a/b",
+            "rewards/x",
+        ],
+    )
+    def test_whose_texts_would_overwrite_something_are_refused(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        record = write(tmp_path, 2)
+        path = PtFormat().path(tmp_path, record)
+        tree = torch.load(path, weights_only=True)
+        tree["relive"]["texts"][name] = tree["relive"]["texts"].pop("curr_obs/task")
+        tree["relive"]["columns"][tree["relive"]["columns"].index("curr_obs/task")] = name
+        torch.save(tree, path)
+        with pytest.raises(CorruptFileError):
+            PtFormat().read_file(path)
+
+    def test_of_deeply_nested_dicts_are_read_back(self, tmp_path: Path) -> None:
+        tree: dict[str, Any] = {"x": torch.zeros(4, 2)}
+        for depth in range(98):
+            tree = {f"level {depth}": tree}
+        snapshot = take_snapshot(Trajectory(curr_obs=tree))
+        for form in (PtFormat(), PklFormat()):
+            record = form.write(tmp_path, record_of(snapshot), snapshot, sync=False)
+            assert differences(form.read(tmp_path, record), snapshot) == []
+
     def test_with_codes_outside_the_table_are_refused(self, tmp_path: Path) -> None:
         record = write(tmp_path, 2)
         path = PtFormat().path(tmp_path, record)

@@ -360,7 +360,8 @@ class TrajectoryReplayBuffer(BufferReader):
 
         With `auto_save` they are brought into its folder; those it has already stay, others
         leave the index and are moved to `aside/` in it. Without, the window is read into memory.
-        Afterwards the checkpoint may be deleted. A full load goes on with the saved generator.
+        Afterwards the checkpoint may be deleted. A full load goes on with the saved generator,
+        unless the buffer was given a `stream` and another stream's was saved: then with its own.
 
         Args:
             load_path: A checkpoint of ours or RLinf's, a store's folder, or a parent of
@@ -409,12 +410,12 @@ class TrajectoryReplayBuffer(BufferReader):
                 declared=self._columns,
                 num_in_memory=self._cache.max_size if self.auto_save else self.sample_window_size,
             )
+        # the counter keeps a later load from repeating the draws of this one
+        counter = checkpoint.numbering.next_trajectory_id
         if is_distributed:
-            # the counter keeps a later load from repeating the draws of this one
-            counter = checkpoint.numbering.next_trajectory_id
             self._draws.begin_stream((local_rank, world_size), counter)
         elif checkpoint.state is not None:
-            self._draws.load_state_dict(checkpoint.state)
+            self._draws.go_on_from(checkpoint.state, counter)
         if stop == start:
             warnings.warn(
                 f"rank {local_rank} of {world_size} loaded no trajectory: {str(path)!r} holds "

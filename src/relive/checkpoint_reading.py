@@ -156,11 +156,6 @@ def _read_foreign(
         entry = Entry(folder, format_name, None, one, one["trajectory_id"], next_row_id, num_rows)
         entries.append(entry)
         next_row_id += num_rows
-    if len({entry.trajectory_id for entry in entries}) < len(entries):
-        raise CorruptFileError(
-            f"{str(folder / INDEX_NAME)!r} has two entries with the same trajectory_id",
-            path=str(folder / INDEX_NAME),
-        )
     saved = [i for i, entry in enumerate(entries) if files.exists(entry.path(formats))]
     first = saved[0] if saved else 0
     for entry in entries[first:]:
@@ -179,9 +174,8 @@ def _read_foreign(
 
 def _check_foreign(path: Path, entry: Any) -> None:
     """Refuse an index entry that is not RLinf's, or that would lead out of the folder."""
-    fields = entry if isinstance(entry, Mapping) else {}
-    numbers = [fields.get(name) for name in ("trajectory_id", "num_samples")]
-    weights_id = fields.get("model_weights_id")
+    numbers = [entry.get(name) for name in ("trajectory_id", "num_samples")]
+    weights_id = entry.get("model_weights_id")
     if not isinstance(weights_id, str) or not all(
         isinstance(number, int) and 0 <= number < 1 << 62 for number in numbers
     ):

@@ -103,6 +103,23 @@ class Draws:
                 stacklevel=4,
             )
 
+    def go_on_from(self, state: Mapping[str, Any], counter: int) -> None:
+        """Go on from a saved state, or begin the own stream when the state is of another one.
+
+        So ranks that load one checkpoint whole do not draw alike.
+
+        Args:
+            state: From `state_dict`.
+            counter: Mixed into the stream when it begins anew.
+
+        Raises:
+            CorruptFileError: It is no such state; nothing changed.
+        """
+        own = self.stream
+        self.load_state_dict(state)
+        if own and self.stream != own:
+            self.begin_stream(own, counter)
+
     def after_fork(self) -> None:
         """Become a forked child's copy, on a stream of its own."""
         self._lock = threading.Lock()

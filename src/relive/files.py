@@ -97,7 +97,7 @@ def token() -> str:
 def temporary_beside(path: Path) -> Path:
     """Return an unused name in the same folder, on the same file system, for work in progress."""
     # a name may have 255 bytes, and a letter up to four of them
-    start = path.name.encode("utf-8", "surrogateescape")[:100].decode("utf-8", "ignore")
+    start = os.fsencode(path.name)[:100].decode("utf-8", "ignore")
     return path.with_name(f".{start}.{token()}{TEMPORARY_SUFFIX}")
 
 

@@ -132,9 +132,10 @@ class Window:
             firsts = self.first_row_ids if self.by_row is None else self.first_row_ids[self.by_row]
             order = np.searchsorted(firsts, row_ids, side="right") - 1
             position = order if self.by_row is None else self.by_row[order]
-            rows = row_ids - self.first_row_ids[position]
-            # an id below the first wraps to the last position, where it is negative
-            found = (rows >= 0) & (rows < self.counts[position])
+            first = self.first_row_ids[position]
+            rows = row_ids - first
+            # an id below all wraps to the last position, where it is still below
+            found = (row_ids >= first) & (rows < self.counts[position])
             if found.all():
                 return position, rows
         else:
@@ -216,14 +217,20 @@ class Index:
         return [self._records[trajectory_id] for trajectory_id in ids]
 
     def add(self, record: Record) -> None:
-        """Append a record; its id must be new."""
+        """Append a record.
+
+        Raises:
+            InvalidArgumentError: There is one of this id already.
+        """
         if record.trajectory_id in self._records:
             raise InvalidArgumentError(f"trajectory {record.trajectory_id} is in the index already")
         if self._stop == self._table.shape[1]:
             self._make_room()
         is_first = self._start == self._stop
         end = 0 if is_first else int(self._table[2, self._stop - 1])
-        if not is_first and record.first_row_id < self._table[1, self._stop - 1]:
+        if is_first:
+            self._is_ordered = True
+        elif record.first_row_id < self._table[1, self._stop - 1]:
             self._is_ordered = False
         row = (record.trajectory_id, record.first_row_id, end + record.num_rows, record.num_rows)
         self._table[:, self._stop] = row

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 import xxhash
 
 from relive import files
-from relive.errors import CorruptFileError, FormatVersionError, MissingFileError
+from relive.errors import CorruptFileError, FormatVersionError, MissingFileError, StorageError
 from relive.index import Numbering
-from relive.record import Layout, Record
+from relive.record import Layout, Record, natural
 from relive.record_json import LayoutTable, record_from_json, record_to_json
 from relive.spec import Schema
 
@@ -136,6 +136,7 @@ def read_index(path: Path) -> tuple[IndexContents | None, list[dict[str, Any]], 
 
     Raises:
         MissingFileError: It is not there.
+        StorageError: It cannot be read.
         CorruptFileError: It is cut, damaged, or something else.
         FormatVersionError: A later release wrote it.
     """
@@ -148,13 +149,15 @@ def read_index(path: Path) -> tuple[IndexContents | None, list[dict[str, Any]], 
             "is it another program's file?",
             path=str(path),
         )
-    try:
-        ordered = [entries[str(trajectory_id)] for trajectory_id in ids]
-    except KeyError as error:
-        raise CorruptFileError(
-            f"{str(path)!r} lists trajectory {error.args[0]}, but has no entry for it",
-            path=str(path),
-        ) from None
+    ordered: list[dict[str, Any]] = []
+    for trajectory_id in ids:
+        entry = entries.get(str(trajectory_id))
+        if not isinstance(entry, dict) or entry.get("trajectory_id") != trajectory_id:
+            raise CorruptFileError(
+                f"{str(path)!r} lists trajectory {trajectory_id!r:.40}, but has no entry for it",
+                path=str(path),
+            )
+        ordered.append(entry)
     if len(set(map(str, ids))) != len(ids):
         raise CorruptFileError(f"{str(path)!r} lists a trajectory twice", path=str(path))
     digest = xxhash.xxh3_64_hexdigest(block)
@@ -172,9 +175,11 @@ def _our_contents(path: Path, ours: Any, entries: list[dict[str, Any]]) -> Index
             records={record.trajectory_id: record for record in records},
             numbering=numbering_from_json(ours["numbering"]),
             schema=None if ours["schema"] is None else Schema.from_json(ours["schema"]),
-            generation=int(ours["generation"]),
-            journal_bytes=int(ours["journal_bytes"]),
+            generation=natural(ours["generation"]),
+            journal_bytes=natural(ours["journal_bytes"]),
         )
+    except FormatVersionError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptFileError(f"{str(path)!r} is damaged: {error}", path=str(path)) from error
 
@@ -198,6 +203,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
     Raises:
         MissingFileError: It is not there.
+        StorageError: It cannot be read.
         CorruptFileError: It is cut, damaged, or something else.
         FormatVersionError: A later release wrote it.
     """
@@ -218,11 +224,15 @@ def read_metadata(path: Path) -> dict[str, Any]:
 def _load_json(path: Path) -> tuple[bytes, dict[str, Any]]:
     try:
         block = files.read_bytes(path)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingFileError(
             f"{str(path)!r} is not there, but a checkpoint or store has {INDEX_NAME} and "
             f"{METADATA_NAME}; check the path",
             path=str(path),
+        ) from error
+    except OSError as error:
+        raise StorageError(
+            f"{str(path)!r} cannot be read: {error}", path=str(path), errno=error.errno
         ) from error
     try:
         whole = json.loads(block)
@@ -266,9 +276,10 @@ def numbering_from_json(entry: Any) -> Numbering:
         CorruptFileError: It is something else.
     """
     try:
-        numbers = [entry[name] for name in ("next_trajectory_id", "stride", "next_row_id")]
-    except (KeyError, TypeError) as error:
+        names = ("next_trajectory_id", "stride", "next_row_id")
+        numbering = Numbering(*(natural(entry[name]) for name in names))
+    except (KeyError, TypeError, ValueError) as error:
         raise CorruptFileError(f"a numbering is {entry!r:.200}, but has no valid form") from error
-    if not all(isinstance(n, int) and 0 <= n < 1 << 63 for n in numbers) or numbers[1] < 1:
-        raise CorruptFileError(f"a numbering is {entry!r:.200}, but has no valid form")
-    return Numbering(*numbers)
+    if not numbering.stride:
+        raise CorruptFileError(f"a numbering is {entry!r:.200}, but its stride is at least 1")
+    return numbering

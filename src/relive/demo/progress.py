@@ -91,7 +91,7 @@ class TerminalDisplay:
         self._interval_s = interval_s
         self._next = time.monotonic()
         # No thread of its own: the loop redraws, so nothing is left when the loop ends.
-        self._live = Live(console=Console(highlight=False), auto_refresh=False)
+        self._live = Live(console=Console(highlight=False), auto_refresh=False, transient=True)
 
     @contextmanager
     def open(self) -> Iterator[TerminalDisplay]:
@@ -145,7 +145,8 @@ def open_display(out: TextIO | None = None) -> Iterator[Display]:
     """
     from rich.console import Console
 
-    if out is None and Console().is_terminal and not Console().is_dumb_terminal:
+    # Not Console.is_terminal, which FORCE_COLOR makes true in many a log.
+    if out is None and sys.stdout.isatty() and not Console().is_dumb_terminal:
         with TerminalDisplay().open() as display:
             yield display
     else:

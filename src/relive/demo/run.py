@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -91,7 +92,7 @@ def run_demo(
     """
     folder = RunFolder(path)
     begin = _resumed(folder, given) if resume else _new(folder, given, overwrite=overwrite)
-    for note in begin.facts.notes:
+    for note in _notes(begin):
         display.say(f"note: {note}")
     settings, facts, history = begin.settings, begin.facts, begin.history
     agent = Sac(facts.observation_size, facts.action_size, settings.sac, seed=settings.seed)
@@ -100,7 +101,7 @@ def run_demo(
         buffer = stack.enter_context(_buffer(folder, settings, if_exists=begin.if_exists))
         if begin.agent_state is not None and begin.save is not None:
             if history.steps:
-                buffer.load_checkpoint(str(begin.save / "buffer"))
+                _load(buffer, begin.save / "buffer", display)
             agent.load_state_dict(begin.agent_state)
         elif overwrite:
             folder.remove_saves()  # only now: the buffer holds the folder's lock
@@ -173,6 +174,22 @@ def _resumed(folder: RunFolder, given: Mapping[str, Any]) -> _Beginning:
     # What a killed run added after its save is put aside by loading the save, and collected again.
     if_exists: IfExists = "resume" if history.steps else "overwrite"
     return _Beginning(settings, look_at(settings.env), history, if_exists, save, state["agent"])
+
+
+def _load(buffer: TrajectoryReplayBuffer, checkpoint: Path, display: Display) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        buffer.load_checkpoint(str(checkpoint))
+    for each in caught:  # such as what a killed run had added after its save
+        display.say(f"note: {each.message}")
+
+
+def _notes(begin: _Beginning) -> list[str]:
+    notes = list(begin.facts.notes)
+    warm_up = begin.settings.warmup_trajectories * begin.settings.rows_per_trajectory
+    if begin.settings.steps < warm_up:
+        notes.append(f"nothing is learned in so few steps: the first {warm_up:,} act at random")
+    return notes
 
 
 def _buffer(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dict that a pt or pkl file holds: RLinf's fields, and one of ours beside them.
 
-`file_tree` builds it from a snapshot, `snapshot_of` is the way back, `trajectory_of` reads
-the dict of RLinf, which has none of ours. docs/format.md describes it.
+`file_tree` builds it from a snapshot, `snapshot_of` is the way back. docs/format.md describes
+it.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relive.columns import Tree, flatten, unflatten
+from relive.columns import SEPARATOR, Tree, flatten, unflatten
 from relive.errors import CorruptFileError, FormatVersionError, UnsupportedValueError
+from relive.formats.foreign import trajectory_of
 from relive.formats.tensorpickle import StoredTensor
 from relive.record import Record
-from relive.snapshot import TEXT, Column, SideValue, Snapshot
+from relive.snapshot import TEXT, Column, SideValue, Snapshot, restore
 from relive.tensors import copy_in, is_tensor, wrap_out
-from relive.trajectory import COLUMN_FIELDS, TREE_FIELDS
+from relive.trajectory import COLUMN_FIELDS, TREE_FIELDS, Trajectory
 
-__all__ = ["OURS", "file_tree", "plain_tree", "snapshot_of"]
+__all__ = ["OURS", "file_tree", "plain_tree", "snapshot_of", "trajectory_in"]
 
 OURS = "relive"
 """The key under which our own facts stand; RLinf keeps it as an attribute that it never reads."""
 
 _VERSION = 1
 _ALWAYS_WRITTEN = ("forward_inputs", "curr_obs", "next_obs")
-_DEEPEST = 100
 _MOST_VISITS = 16
+_MISFITS = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError)
 
 
 def file_tree(record: Record, snapshot: Snapshot) -> Tree:
@@ -90,8 +91,8 @@ def _tensor(values: NDArray[Any], dtype: str, name: str) -> Any:
     return wrap_out(own, dtype, "torch", name)
 
 
-def plain_tree(value: Any, num_steps: int) -> Any:
-    """Return a decoded pickle with a `Column` for each tensor.
+def plain_tree(value: Any, num_steps: int) -> Tree:
+    """Return what a decoded file holds, with a `Column` for each tensor.
 
     Args:
         value: What was decoded.
@@ -99,10 +100,16 @@ def plain_tree(value: Any, num_steps: int) -> Any:
             and could keep a reader busy for ever.
 
     Raises:
-        CorruptFileError: It is nested over 100 deep, has too many parts, or a tensor that no
-            column can hold.
+        CorruptFileError: It is no dict, is nested deeper than Python's stack, has too many parts,
+            or a tensor that no column can hold.
     """
-    return _Plain(_MOST_VISITS * num_steps).copy(value, 0)
+    if not isinstance(value, Mapping):
+        raise CorruptFileError(f"it holds a {type(value).__name__}, not the fields of a trajectory")
+    try:
+        tree: Tree = _Plain(_MOST_VISITS * num_steps).copy(value)
+    except RecursionError as error:
+        raise CorruptFileError("it holds containers that contain each other") from error
+    return tree
 
 
 class _Plain:
@@ -111,14 +118,14 @@ class _Plain:
     def __init__(self, most_visits: int) -> None:
         self._visits_left = most_visits
 
-    def copy(self, value: Any, depth: int) -> Any:
+    def copy(self, value: Any) -> Any:
         self._visits_left -= 1
-        if depth > _DEEPEST or self._visits_left < 0:
-            raise CorruptFileError("it holds containers that contain each other without end")
+        if self._visits_left < 0:
+            raise CorruptFileError("it holds containers that contain each other")
         if isinstance(value, Mapping):
-            return {key: self.copy(entry, depth + 1) for key, entry in value.items()}
+            return {key: self.copy(entry) for key, entry in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self.copy(entry, depth + 1) for entry in value]
+            return [self.copy(entry) for entry in value]
         if isinstance(value, StoredTensor):
             return value.column()
         if is_tensor(value):
@@ -131,6 +138,28 @@ def _column_of(tensor: Any) -> Column:
         return Column(*copy_in(tensor, ""))
     except UnsupportedValueError as error:
         raise CorruptFileError(f"it holds a tensor of no use: {error}") from error
+
+
+def trajectory_in(tree: Tree) -> Trajectory:
+    """Read the dict of any file, ours or RLinf's.
+
+    Args:
+        tree: As `plain_tree` gives it.
+
+    Returns:
+        Its tensors are PyTorch's, in memory that the caller owns.
+
+    Raises:
+        CorruptFileError: The dict is no trajectory.
+        FormatVersionError: A later release wrote it.
+    """
+    if OURS not in tree:
+        return trajectory_of(tree)
+    _, snapshot = snapshot_of(tree)
+    try:
+        return restore(snapshot)
+    except _MISFITS as error:
+        raise CorruptFileError(f"its fields do not fit together: {error}") from error
 
 
 def snapshot_of(tree: Tree) -> tuple[str, Snapshot]:
@@ -146,18 +175,18 @@ def snapshot_of(tree: Tree) -> tuple[str, Snapshot]:
         CorruptFileError: The dict is none of ours.
         FormatVersionError: A later release wrote it.
     """
-    ours = tree[OURS]
+    ours = tree.get(OURS)
     if not isinstance(ours, Mapping) or not isinstance(ours.get("version"), int):
-        raise CorruptFileError(f"its key {OURS!r} has no version, so another program wrote it")
+        raise CorruptFileError(f"it has no version under {OURS!r}, so another program wrote it")
     if ours["version"] > _VERSION:
         raise FormatVersionError(
             f"it is of version {ours['version']}, but this release knows {_VERSION}; update relive"
         )
     try:
         return str(ours["uuid"]), _Ours(tree, ours).snapshot()
-    except (KeyError, TypeError, AttributeError, ValueError, UnsupportedValueError) as error:
-        if isinstance(error, CorruptFileError):
-            raise
+    except CorruptFileError:
+        raise
+    except _MISFITS as error:
         raise CorruptFileError(f"its fields do not fit together: {error}") from error
 
 
@@ -170,8 +199,12 @@ class _Ours:
 
     def snapshot(self) -> Snapshot:
         shape = tuple(int(length) for length in self.facts["shape"])
+        if min(shape) < 0 or not shape[0] or not shape[1]:
+            raise CorruptFileError(f"it says that its shape is {list(shape)}")
         leaves = flatten({name: self.tree[name] for name in COLUMN_FIELDS if name in self.tree})
         columns = {name: self._column(name, leaves) for name in self.facts["columns"]}
+        side_values = self._side_values(leaves)
+        _check_names([*columns, *side_values])
         gaps = self.tree.get("gaps")
         if gaps is not None and (gaps.dtype != "bool" or gaps.values.shape != shape[:2]):
             raise CorruptFileError("its gaps are not bool [T, B]")
@@ -181,7 +214,7 @@ class _Ours:
             num_epochs=int(self.facts["num_epochs"]),
             shape=shape,
             columns=columns,
-            side_values=self._side_values(leaves),
+            side_values=side_values,
             gaps=None if gaps is None else gaps.values,
             max_episode_length=int(self.tree["max_episode_length"]),
             model_weights_id=str(self.tree["model_weights_id"]),
@@ -213,3 +246,19 @@ class _Ours:
             else:
                 side_values[name] = value
         return side_values
+
+
+def _check_names(names: list[str]) -> None:
+    """Refuse names that are no places in a trajectory, or of which one lies below another.
+
+    The names of text columns are what the file says of them, and become names of attributes.
+    """
+    parents: set[str] = set()
+    for name in names:
+        keys = name.split(SEPARATOR)
+        parents.update(SEPARATOR.join(keys[:depth]) for depth in range(1, len(keys)))
+        if keys[0] not in COLUMN_FIELDS or (keys[0] in TREE_FIELDS) != (len(keys) > 1):
+            raise CorruptFileError(f"it has {name!r:.200}, which is no place in a trajectory")
+    below = sorted(parents.intersection(names))
+    if below:
+        raise CorruptFileError(f"it has {below[0]!r:.200} and something below it")

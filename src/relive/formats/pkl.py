@@ -19,14 +19,13 @@ from relive import files
 from relive.columns import Tree
 from relive.errors import CorruptFileError, UnsafePickleError
 from relive.formats.base import Format, check_size, check_snapshot, naming, row_source
-from relive.formats.contents import OURS, file_tree, plain_tree, snapshot_of
-from relive.formats.foreign import trajectory_of
+from relive.formats.contents import file_tree, plain_tree, snapshot_of, trajectory_in
 from relive.formats.layouts import layout_of
 from relive.formats.tensorpickle import TensorGlobals
 from relive.formats.unpickle import unpickle
 from relive.gather import RowSource
 from relive.record import Record
-from relive.snapshot import Snapshot, restore
+from relive.snapshot import Snapshot
 from relive.trajectory import Trajectory
 
 __all__ = ["PklFormat"]
@@ -78,17 +77,16 @@ class PklFormat(Format):
         with naming(path, record):
             content = files.read_bytes(path)
             check_size(record, len(content))
-            uuid, snapshot = snapshot_of(self._tree(content, must_be_ours=True))
+            uuid, snapshot = snapshot_of(self._tree(content))
             check_snapshot(record, uuid, snapshot)
         return snapshot
 
     def read_file(self, path: Path) -> Trajectory:
         """Read a file that has no record; see `Format.read_file`."""
         with naming(path):
-            tree = self._tree(files.read_bytes(path))
-            return restore(snapshot_of(tree)[1]) if OURS in tree else trajectory_of(tree)
+            return trajectory_in(self._tree(files.read_bytes(path)))
 
-    def _tree(self, content: bytes, *, must_be_ours: bool = False) -> Tree:
+    def _tree(self, content: bytes) -> Tree:
         try:
             root = unpickle(content, TensorGlobals(len(content)).in_pickle())
         except UnsafePickleError as error:
@@ -96,12 +94,8 @@ class PklFormat(Format):
                 raise UnsafePickleError(
                     f"{error}; only if you trust the file, read it with allow_pickle=True"
                 ) from error
-            tree = plain_tree(_load_anything(content), _MOST_OBJECTS)
-        else:
-            tree = plain_tree(root.value, root.num_steps)
-        if not isinstance(tree, dict) or (must_be_ours and OURS not in tree):
-            raise CorruptFileError("it does not hold the fields of a trajectory of ours")
-        return tree
+            return plain_tree(_load_anything(content), _MOST_OBJECTS)
+        return plain_tree(root.value, root.num_steps)
 
 
 def _load_anything(content: bytes) -> Any:

@@ -22,14 +22,13 @@ from relive.columns import Tree, flatten
 from relive.dtypes import storage_dtype
 from relive.errors import CorruptFileError
 from relive.formats.base import Format, check_size, check_snapshot, naming, row_source
-from relive.formats.contents import OURS, file_tree, plain_tree, snapshot_of
-from relive.formats.foreign import trajectory_of
+from relive.formats.contents import OURS, file_tree, plain_tree, snapshot_of, trajectory_in
 from relive.formats.layouts import layout_of
 from relive.formats.mappings import Mappings
 from relive.formats.torchfile import Decoded, read_torch_file
 from relive.gather import KeptRows, RowSource
 from relive.record import ColumnLayout, Layout, Record
-from relive.snapshot import TEXT, Snapshot, restore
+from relive.snapshot import TEXT, Snapshot
 from relive.trajectory import COLUMN_FIELDS, Trajectory
 
 __all__ = ["MOST_MAPPED_FILES", "PtFormat"]
@@ -104,7 +103,7 @@ class PtFormat(Format):
             content = files.read_bytes(path)
             check_size(record, len(content))
             decoded = read_torch_file(memoryview(content), check_crc=not record.checksums)
-            uuid, snapshot = snapshot_of(_checked_tree(decoded, must_be_ours=True))
+            uuid, snapshot = snapshot_of(plain_tree(decoded.tree, decoded.num_steps))
             check_snapshot(record, uuid, snapshot)
         return snapshot
 
@@ -112,8 +111,7 @@ class PtFormat(Format):
         """Read a file that has no record; see `Format.read_file`."""
         with naming(path):
             decoded = read_torch_file(memoryview(files.read_bytes(path)), check_crc=True)
-            tree = _checked_tree(decoded)
-            return restore(snapshot_of(tree)[1]) if OURS in tree else trajectory_of(tree)
+            return trajectory_in(plain_tree(decoded.tree, decoded.num_steps))
 
     def remove(self, folder: Path, record: Record) -> None:
         """Remove a stored trajectory; see `Format.remove`."""
@@ -178,13 +176,6 @@ def _find_layout(written: Decoded, snapshot: Snapshot) -> tuple[Layout, int]:
     leaves.update((name, facts["codes"]) for name, facts in tree[OURS]["texts"].items())
     offsets = {name: leaves[name].offset - written.first_offset for name in snapshot.columns}
     return layout_of(snapshot, offsets), written.first_offset
-
-
-def _checked_tree(decoded: Decoded, *, must_be_ours: bool = False) -> Tree:
-    tree = plain_tree(decoded.tree, decoded.num_steps)
-    if not isinstance(tree, dict) or (must_be_ours and OURS not in tree):
-        raise CorruptFileError("it does not hold the fields of a trajectory of ours")
-    return tree
 
 
 def _column_view(mapped: NDArray[np.uint8], data_start: int, column: ColumnLayout) -> NDArray[Any]:

@@ -133,7 +133,7 @@ class TensorGlobals:
 
     def in_pickle(self) -> dict[str, object]:
         """Return what a pickle may ask for that holds its storages itself."""
-        return {**self._common(), "torch.storage _load_from_bytes": _load_storage}
+        return {**self._common(), "torch.storage _load_from_bytes": self._load_storage}
 
     def _common(self) -> dict[str, object]:
         return {
@@ -167,6 +167,12 @@ class TensorGlobals:
             raise UnsafePickleError("a pickle encodes something else than text as latin1")
         self._charge(len(text))
         return text.encode("latin1")
+
+    def _load_storage(self, payload: bytes) -> Storage:
+        if type(payload) is not bytes:
+            raise CorruptFileError("a pickled storage has no bytes")
+        self._charge(len(payload))
+        return _load_storage(payload)
 
     def _rebuild_v2(
         self,
@@ -262,8 +268,6 @@ def _load_storage(payload: bytes) -> Storage:
     That is five pickles (a magic number, a version, the machine's kind, the storage, the keys of
     all storages), the storage's length, and its bytes.
     """
-    if type(payload) is not bytes:
-        raise CorruptFileError("a pickled storage has no bytes")
     ids: list[tuple[Any, ...]] = []
 
     def note(persistent_id: Any) -> None:

@@ -71,7 +71,7 @@ class _Reader:
         self._check_crc = check_crc
         self._members = read_members(memory)
         self._folder = next(iter(self._members), "").split("/", 1)[0]
-        self._offsets: list[int] = []
+        self._offsets: dict[str, int] = {}
 
     def has_our_byte_order(self) -> bool:
         order = self._members.get(f"{self._folder}/byteorder")
@@ -82,7 +82,7 @@ class _Reader:
         pickle = self._bytes_of(self._member("data.pkl"), check_crc=True)
         admitted = TensorGlobals(len(self._memory)).in_archive()
         root = unpickle(bytes(pickle), admitted, self._load_storage)
-        return Decoded(root.value, root.num_steps, min(self._offsets, default=0))
+        return Decoded(root.value, root.num_steps, min(self._offsets.values(), default=0))
 
     def _member(self, name: str) -> Member:
         member = self._members.get(f"{self._folder}/{name}")
@@ -103,8 +103,9 @@ class _Reader:
         if kind != "storage" or type(key) is not str:
             raise CorruptFileError("a pickled storage is of an unknown form")
         member = self._member(f"data/{key}")
-        self._bytes_of(member, check_crc=self._check_crc)
-        self._offsets.append(member.offset)
+        if key not in self._offsets:
+            self._bytes_of(member, check_crc=self._check_crc)
+            self._offsets[key] = member.offset
         return storage_of(type_, num_elements, self._memory, member.offset, member.size_bytes)
 
 

@@ -168,14 +168,10 @@ class TrajectoryReplayBuffer(relive.buffer.TrajectoryReplayBuffer):
         """Let the trajectories of a checkpoint take the place of what the buffer holds.
 
         See `relive.TrajectoryReplayBuffer.load_checkpoint`. As in RLinf, rank and world size are
-        ignored unless `is_distributed`. A rank that loads what another one saved goes on with a
-        stream of its own, so that they do not draw alike.
+        ignored unless `is_distributed`.
         """
-        own = self._draws.stream
         rank = (local_rank, world_size) if is_distributed else (0, 1)
         super().load_checkpoint(load_path, is_distributed, *rank)
-        if not is_distributed and own and self._draws.stream != own:
-            self._draws.begin_stream(own, self.trajectory_counter)
 
     def close(self, wait: bool = True) -> None:
         """Store everything and let go of the folder; twice is fine.

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`relive.index`: which trajectories there are, and which rows are theirs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from numpy.typing import NDArray
+from records import make_record
+
+from relive.errors import EvictedError, InvalidArgumentError
+from relive.index import MAX_ROW_ID, Index, Numbering, Window
+from relive.record import Record
+
+LENGTHS = st.integers(1, 4)
+
+
+def rows_of(records: list[Record]) -> list[int]:
+    """The row ids of trajectories, one after another."""
+    return [r.first_row_id + row for r in records for row in range(r.num_rows)]
+
+
+def row_ids_of(window: Window) -> list[int]:
+    return window.row_ids(np.arange(window.num_rows)).tolist()
+
+
+def check_window(window: Window, records: list[Record]) -> None:
+    """Compare a window with the plain list of records that it stands for."""
+    expected = rows_of(records)
+    assert window.trajectory_ids.tolist() == [r.trajectory_id for r in records]
+    assert window.num_rows == len(expected)
+    assert row_ids_of(window) == expected
+    position, rows = window.locate(np.array(expected, np.int64))
+    assert position.tolist() == [k for k, r in enumerate(records) for _ in range(r.num_rows)]
+    assert rows.tolist() == [row for r in records for row in range(r.num_rows)]
+
+
+class IndexAndList(RuleBasedStateMachine):
+    """An index beside a list of records: any ids, row ids in any order, deletions anywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = Index()
+        self.records: list[Record] = []
+        self.taken_rows: set[int] = set()
+        self.taken_ids: set[int] = set()
+        self.windows: list[tuple[Window, list[Record]]] = []
+
+    @rule(num_steps=LENGTHS, num_envs=LENGTHS)
+    def add_next(self, num_steps: int, num_envs: int) -> None:
+        numbering = self.index.numbering
+        record = make_record(
+            numbering.next_trajectory_id, numbering.next_row_id, num_steps, num_envs
+        )
+        self._add(record)
+
+    @rule(trajectory_id=st.integers(0, 400), block=st.integers(0, 99), num_steps=LENGTHS)
+    def add_loaded(self, trajectory_id: int, block: int, num_steps: int) -> None:
+        record = make_record(trajectory_id, 100 * block, num_steps)
+        if trajectory_id not in self.taken_ids and not self.taken_rows & set(rows_of([record])):
+            self._add(record)
+
+    def _add(self, record: Record) -> None:
+        assert record.trajectory_id not in self.taken_ids
+        assert not self.taken_rows & set(rows_of([record]))
+        self.index.add(record)
+        self.records.append(record)
+        self.taken_ids.add(record.trajectory_id)
+        self.taken_rows |= set(rows_of([record]))
+
+    @precondition(lambda self: self.records)
+    @rule(data=st.data())
+    def remove_anywhere(self, data: st.DataObject) -> None:
+        gone = data.draw(st.lists(st.sampled_from(self.records), min_size=1, max_size=4))
+        distinct = list({record.trajectory_id: record for record in gone}.values())
+        removed = self.index.remove([record.trajectory_id for record in gone])
+        assert removed == distinct
+        self.records = [record for record in self.records if record not in gone]
+
+    @precondition(lambda self: self.records)
+    @rule(num=st.integers(1, 3))
+    def evict_the_oldest(self, num: int) -> None:
+        for record in self.records[:num]:
+            assert self.index.oldest() == record
+            self.index.remove([record.trajectory_id])
+        self.records = self.records[num:]
+
+    @rule(size=st.integers(0, 6))
+    def look_through_a_window(self, size: int) -> None:
+        records = self.records if size == 0 else self.records[-size:]
+        window = self.index.window(size)
+        check_window(window, records)
+        assert self.index.newest(size) == records
+        self.windows = [*self.windows[-3:], (window, list(records))]
+
+    @invariant()
+    def windows_stay_as_they_were(self) -> None:
+        for window, records in self.windows:
+            check_window(window, records)
+
+    @invariant()
+    def everything_is_counted(self) -> None:
+        assert list(self.index) == self.records
+        assert len(self.index) == len(self.records)
+        assert self.index.num_rows == len(rows_of(self.records))
+        assert self.index.size_bytes == sum(record.size_bytes for record in self.records)
+
+    @invariant()
+    def rows_that_are_gone_are_not_found(self) -> None:
+        gone = self.taken_rows - set(rows_of(self.records)) | {-1, MAX_ROW_ID}
+        ids = np.array(sorted(gone), np.int64)
+        with pytest.raises(EvictedError) as caught:
+            self.index.window(0).locate(ids)
+        assert caught.value.ids == tuple(sorted(gone)[:10])
+
+
+IndexAndList.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestIndexAgainstAList = IndexAndList.TestCase
+
+
+def index_of(*lengths: int) -> Index:
+    """An index of trajectories with B = 1."""
+    index = Index()
+    for num_steps in lengths:
+        numbering = index.numbering
+        index.add(make_record(numbering.next_trajectory_id, numbering.next_row_id, num_steps))
+    return index
+
+
+class TestIndex:
+    def test_an_id_comes_once(self) -> None:
+        index = index_of(3, 2)
+        with pytest.raises(InvalidArgumentError, match="trajectory 1 is in the index already"):
+            index.add(make_record(1, 99))
+        assert index.num_rows == 5
+
+    def test_removing_what_is_not_there_removes_nothing(self) -> None:
+        index = index_of(3, 2)
+        version = index.version
+        with pytest.raises(EvictedError, match="trajectory 7 is not in this buffer") as caught:
+            index.remove([0, 7])
+        assert caught.value.ids == (7,)
+        assert (len(index), index.version) == (2, version)
+        assert index.remove([]) == []
+
+    def test_the_version_rises_with_each_change(self) -> None:
+        index = index_of(3)
+        before = index.version
+        index.add(make_record(1, 3))
+        middle = index.version
+        index.remove([0])
+        assert before < middle < index.version
+
+    def test_a_record_can_say_more_later(self) -> None:
+        index = index_of(3, 2)
+        later = replace(index.get(0), format="pkl")
+        index.replace(later)
+        assert list(index)[0] is later
+        assert index.size_bytes == sum(record.size_bytes for record in index)
+
+    def test_many_trajectories_cost_no_window_a_copy(self) -> None:
+        index = index_of(*[2] * 500)
+        window = index.window(0)
+        assert np.shares_memory(window.ends, index.window(3).ends)
+
+
+class TestLocate:
+    @settings(max_examples=60)
+    @given(ids=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5))
+    def test_ids_that_nobody_gave_are_named(self, ids: list[int]) -> None:
+        index = Index([make_record(0, MAX_ROW_ID - 10, 5), make_record(1, 7, 3)])
+        given_rows = set(rows_of(list(index)))
+        wanted = np.array(ids, np.int64)
+        if set(ids) <= given_rows:
+            index.window(0).locate(wanted)
+            return
+        with pytest.raises(EvictedError, match="were evicted, deleted or never given") as caught:
+            index.window(0).locate(wanted)
+        assert caught.value.ids == tuple(sorted(set(ids) - given_rows))
+
+    @pytest.mark.parametrize("lengths", [(), (3, 2)])
+    def test_no_ids_are_found_anywhere(self, lengths: tuple[int, ...]) -> None:
+        none: NDArray[np.int64] = np.empty(0, np.int64)
+        position, rows = index_of(*lengths).window(0).locate(none)
+        assert len(position) == len(rows) == 0
+
+    def test_an_empty_window_has_no_row(self) -> None:
+        window = index_of().window(0)
+        assert window.num_rows == 0
+        with pytest.raises(EvictedError, match=r"row ids \[0\] are not"):
+            window.locate(np.array([0]))
+
+    def test_a_window_knows_only_its_own_rows(self) -> None:
+        window = index_of(3, 2, 4).window(1)
+        assert row_ids_of(window) == [5, 6, 7, 8]
+        with pytest.raises(EvictedError) as caught:
+            window.locate(np.array([5, 4]))
+        assert caught.value.ids == (4,)
+
+
+class TestNumbering:
+    def test_ids_and_row_ids_go_on(self) -> None:
+        numbering = Numbering().after(6).after(2)
+        assert numbering == Numbering(2, 1, 8)
+
+    def test_ranks_give_ids_and_row_ids_of_their_own(self) -> None:
+        base = Numbering(10, 1, 500)
+        given_ids, given_rows = [], []
+        for rank in range(4):
+            numbering = base.for_rank(rank, 4)
+            for _ in range(5):
+                given_ids.append(numbering.next_trajectory_id)
+                given_rows.append((numbering.next_row_id, numbering.next_row_id + 64))
+                numbering = numbering.after(64)
+        assert sorted(given_ids) == list(range(10, 30))
+        ordered = sorted(given_rows)
+        assert ordered[0][0] == 500
+        assert all(one[1] <= two[0] for one, two in pairwise(ordered))
+
+    @given(
+        start=st.integers(0, 50),
+        rank=st.integers(0, 6),
+        world_size=st.integers(1, 7),
+        foreign=st.integers(0, 200),
+    )
+    def test_what_others_gave_is_passed_in_steps_of_ones_own(
+        self, start: int, rank: int, world_size: int, foreign: int
+    ) -> None:
+        own = Numbering(start).for_rank(rank % world_size, world_size)
+        moved = own.past(make_record(foreign, 1000))
+        assert moved.next_trajectory_id > foreign
+        assert moved.next_trajectory_id >= own.next_trajectory_id
+        assert (moved.next_trajectory_id - own.next_trajectory_id) % world_size == 0
+        assert moved.next_trajectory_id <= max(own.next_trajectory_id, foreign + world_size)
+        assert moved.next_row_id == max(own.next_row_id, 1002)
+
+    def test_it_never_moves_back(self) -> None:
+        assert Numbering(9, 2, 90).not_before(Numbering(4, 1, 40)) == Numbering(9, 2, 90)
+        assert Numbering(9, 2, 90).not_before(Numbering(10, 1, 95)) == Numbering(11, 2, 95)
+
+    def test_the_end_of_all_numbers_is_told(self) -> None:
+        with pytest.raises(InvalidArgumentError, match="exceeds int64"):
+            Numbering(next_row_id=MAX_ROW_ID - 3).after(4)
+        with pytest.raises(InvalidArgumentError, match="rank 7 would start at row id"):
+            Numbering(next_row_id=MAX_ROW_ID - (1 << 41)).for_rank(7, 8)
+        with pytest.raises(InvalidArgumentError, match="trajectory id .* is too large"):
+            Numbering().not_before(Numbering(1 << 62))
