@@ -13,7 +13,6 @@ from typing import Any
 from unittest import mock
 
 from records import make_layout, make_record
-
 from relive import journal as journal_module
 from relive.index import Numbering
 from relive.index_file import IndexContents
@@ -38,7 +37,7 @@ class Model:
     """What a journal should say, as a plain list."""
 
     records: list[Record] = field(default_factory=list)
-    numbering: Numbering = Numbering()
+    numbering: Numbering = field(default_factory=Numbering)
     schema: Schema | None = None
 
     @property

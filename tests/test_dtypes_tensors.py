@@ -142,7 +142,9 @@ class TestCopyIn:
         ],
     )
     def test_what_no_column_can_hold_is_refused_by_name(self, value: Any) -> None:
-        with pytest.raises(UnsupportedValueError, match="'extras/x' is a .*; convert it") as caught:
+        with pytest.raises(
+            UnsupportedValueError, match=r"'extras/x' is a .*; convert it"
+        ) as caught:
             copy_in(value, "extras/x")
         assert caught.value.column == "extras/x"
 

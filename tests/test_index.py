@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from numpy.typing import NDArray
-from records import make_record
 
+from records import make_record
 from relive.errors import EvictedError, InvalidArgumentError
 from relive.index import MAX_ROW_ID, Index, Numbering, Window
 from relive.record import Record
@@ -27,7 +27,7 @@ def rows_of(records: list[Record]) -> list[int]:
 
 
 def row_ids_of(window: Window) -> list[int]:
-    return window.row_ids(np.arange(window.num_rows)).tolist()
+    return [int(row_id) for row_id in window.row_ids(np.arange(window.num_rows))]
 
 
 def check_window(window: Window, records: list[Record]) -> None:
@@ -161,7 +161,7 @@ class TestIndex:
         index = index_of(3, 2)
         later = replace(index.get(0), format="pkl")
         index.replace(later)
-        assert list(index)[0] is later
+        assert next(iter(index)) is later
         assert index.size_bytes == sum(record.size_bytes for record in index)
 
     def test_many_trajectories_cost_no_window_a_copy(self) -> None:
@@ -249,5 +249,5 @@ class TestNumbering:
             Numbering(next_row_id=MAX_ROW_ID - 3).after(4)
         with pytest.raises(InvalidArgumentError, match="rank 7 would start at row id"):
             Numbering(next_row_id=MAX_ROW_ID - (1 << 41)).for_rank(7, 8)
-        with pytest.raises(InvalidArgumentError, match="trajectory id .* is too large"):
+        with pytest.raises(InvalidArgumentError, match=r"trajectory id .* is too large"):
             Numbering().not_before(Numbering(1 << 62))

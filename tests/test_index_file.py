@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import xxhash
-from records import make_layout, make_record
 
+from records import make_layout, make_record
 from relive.errors import CorruptFileError, FormatVersionError, MissingFileError, StorageError
 from relive.index import Numbering
 from relive.index_file import (
@@ -107,9 +107,7 @@ class TestIndexFile:
     def test_rlinfs_own_index_is_read_as_such(self, tmp_path: Path) -> None:
         path = tmp_path / "trajectory_index.json"
         entries = {str(n): {"trajectory_id": n, "num_samples": 4} for n in range(3)}
-        path.write_text(
-            json.dumps({"trajectory_index": entries, "trajectory_id_list": [2, 0, 1]})
-        )
+        path.write_text(json.dumps({"trajectory_index": entries, "trajectory_id_list": [2, 0, 1]}))
         contents, ordered, _ = read_index(path)
         assert contents is None
         assert [entry["trajectory_id"] for entry in ordered] == [2, 0, 1]
@@ -179,7 +177,7 @@ class TestBadIndexFiles:
     def test_one_of_a_later_release_is_told_apart(self, tmp_path: Path) -> None:
         path = tmp_path / "trajectory_index.json"
         changed(path, lambda whole: whole["relive"].update(version=2))
-        with pytest.raises(FormatVersionError, match="has format version 2.*upgrade relive"):
+        with pytest.raises(FormatVersionError, match=r"has format version 2.*upgrade relive"):
             read_index(path)
         changed(path, lambda whole: whole["relive"]["layouts"][0][0].update(codec="zstd"))
         with pytest.raises(FormatVersionError, match="upgrade relive"):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
 from journals import LAYOUTS, Disk, Model, add_next, fold, reopen, state_of
 from records import make_record
-
 from relive import journal as journal_module
 from relive.errors import ClosedError, FormatVersionError, MissingFileError
 from relive.index import Numbering
@@ -165,7 +166,7 @@ class TestLines:
     def test_a_journal_of_a_later_release_is_told_apart(self, tmp_path: Path) -> None:
         line = encode_line({"op": "begin", "version": 2, "generation": 0})
         (tmp_path / JOURNAL_NAME).write_bytes(line)
-        with pytest.raises(FormatVersionError, match="has format version 2.*upgrade relive"):
+        with pytest.raises(FormatVersionError, match=r"has format version 2.*upgrade relive"):
             replay(tmp_path)
 
     def test_a_change_of_a_later_release_is_told_apart(self, tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ class TestCost:
         for _ in range(1000):
             add_next(journal, model)
             sizes.append((tmp_path / JOURNAL_NAME).stat().st_size)
-        added = [after - before for before, after in zip(sizes, sizes[1:], strict=False)]
+        added = [after - before for before, after in pairwise(sizes)]
         assert added[-1] - added[100] <= 8  # longer numbers
         assert not (tmp_path / INDEX_NAME).exists()
         journal.close()
@@ -344,7 +345,7 @@ class TestPreviousCopies:
 
     def test_rlinfs_index_in_its_place_is_passed_over(self, tmp_path: Path) -> None:
         model = self.filled(tmp_path, 1)
-        whole = {"trajectory_index": {}, "trajectory_id_list": []}
+        whole: dict[str, Any] = {"trajectory_index": {}, "trajectory_id_list": []}
         (tmp_path / INDEX_NAME).write_text(json.dumps(whole))
         found = replay(tmp_path)
         assert state_of(found.contents) == model.state

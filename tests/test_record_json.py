@@ -11,8 +11,8 @@ from urllib.parse import unquote
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from records import make_layout, make_record
 
+from records import make_layout, make_record
 from relive.dtypes import DTYPE_NAMES
 from relive.errors import CorruptFileError, FormatVersionError
 from relive.record import ColumnLayout, Layout, Record, quoted_weights_id
@@ -150,7 +150,7 @@ class TestRecords:
         self, changes: dict[str, Any]
     ) -> None:
         entry = {**entry_of(make_record(0)), **changes}
-        with pytest.raises(CorruptFileError, match="an index entry is .* no valid form"):
+        with pytest.raises(CorruptFileError, match=r"an index entry is .* no valid form"):
             record_from_json(entry, [make_layout()])
 
     @pytest.mark.parametrize("missing", sorted(set(entry_of(make_record(0))) - {"added_at"}))
@@ -201,7 +201,7 @@ class TestLayouts:
     def test_a_column_that_only_a_later_release_can_read_is_refused(
         self, changes: dict[str, Any]
     ) -> None:
-        with pytest.raises(FormatVersionError, match="'rewards' is .* upgrade relive"):
+        with pytest.raises(FormatVersionError, match=r"'rewards' is .* upgrade relive"):
             Layout.from_json([{**make_layout().to_json()[0], **changes}])
 
     @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ class TestLayouts:
         ],
     )
     def test_something_else_is_a_corrupt_file(self, entries: Any) -> None:
-        with pytest.raises(CorruptFileError, match="a layout is .* no valid form"):
+        with pytest.raises(CorruptFileError, match=r"a layout is .* no valid form"):
             Layout.from_json(entries)
 
 

@@ -220,7 +220,7 @@ class TestSideValues:
 
     @pytest.mark.parametrize("value", [object(), {1, 2}, 1j, range(3), np.datetime64(3, "s")])
     def test_anything_else_is_refused_by_name(self, value: Any) -> None:
-        with pytest.raises(UnsupportedValueError, match="'extras/x' is a .*convert it") as caught:
+        with pytest.raises(UnsupportedValueError, match=r"'extras/x' is a .*convert it") as caught:
             taken(extras={"x": value})
         assert caught.value.column == "extras/x"
 
@@ -238,11 +238,11 @@ class TestFields:
             take_snapshot(value)
 
     def test_a_dict_in_the_place_of_a_tensor_is_refused(self) -> None:
-        with pytest.raises(UnsupportedValueError, match="'actions' is a dict, .* tensor or array"):
+        with pytest.raises(UnsupportedValueError, match=r"'actions' is a dict, .* tensor or array"):
             taken(actions={"x": ROWS})
 
     def test_a_tensor_in_the_place_of_a_dict_is_refused(self) -> None:
-        with pytest.raises(UnsupportedValueError, match="'curr_obs' is a ndarray, .* a dict"):
+        with pytest.raises(UnsupportedValueError, match=r"'curr_obs' is a ndarray, .* a dict"):
             taken(curr_obs=ROWS)
 
     @pytest.mark.parametrize("length", [-1, 1.0, True, None, "3"])

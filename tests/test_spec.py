@@ -66,7 +66,7 @@ class TestFirstTrajectory:
 
     def test_required_columns_that_it_lacks_are_named(self) -> None:
         declared = Columns(required=["actions", "rewards", "extras/x"])
-        with pytest.raises(ColumnMismatchError, match="lacks .* actions, extras/x") as caught:
+        with pytest.raises(ColumnMismatchError, match=r"lacks .* actions, extras/x") as caught:
             admit(None, declared, snapshot())
         assert caught.value.column == "actions"
 
@@ -204,7 +204,7 @@ class TestDeclarations:
     def test_names_are_texts_that_come_once_and_specs_are_specs(
         self, arguments: dict[str, Any]
     ) -> None:
-        with pytest.raises(InvalidArgumentError, match="but (each|must|they)"):
+        with pytest.raises(InvalidArgumentError, match=r"but (each|must|they)"):
             Columns(**arguments)
 
     @pytest.mark.parametrize("default", [None, object(), {"x": 0}, b"a", [None], 2**70])
@@ -320,5 +320,5 @@ class TestJson:
     def test_anything_else_is_a_corrupt_file(self, changes: Any) -> None:
         entry: Any = Schema({"x": ColumnSpec("float32", (2,))}).to_json()
         Schema.from_json(entry)
-        with pytest.raises(CorruptFileError, match="a schema is .* no valid form"):
+        with pytest.raises(CorruptFileError, match=r"a schema is .* no valid form"):
             Schema.from_json({**entry, **changes} if isinstance(changes, dict) else changes)

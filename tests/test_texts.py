@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from records import make_record
 
+from records import make_record
 from relive.errors import CorruptFileError
 from relive.gather import Wanted
 from relive.texts import merge_texts, strings_of

@@ -59,7 +59,8 @@ def choose_columns(schema: Schema, wanted: Sequence[str] | None, framework: Fram
     """
     names = list(schema.columns)
     if wanted is not None:
-        if isinstance(wanted, str) or not isinstance(wanted, Sequence) or not wanted:
+        given: object = wanted
+        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
             raise InvalidArgumentError(
                 f"columns is {wanted!r}, but must be a list of at least one column name, or None"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 from numpy.typing import NDArray
@@ -40,10 +41,14 @@ class TrajectoryCache:
         Raises:
             InvalidArgumentError: A bound is too small or no integer.
         """
-        for name, bound, least in (("max_size", max_size, 0), ("max_bytes", max_bytes, 1)):
+        bounds: list[tuple[str, Any, int]] = [
+            ("max_size", max_size, 0),
+            ("max_bytes", max_bytes, 1),
+        ]
+        for name, bound, least in bounds:
             if bound is None and name == "max_bytes":
                 continue
-            if isinstance(bound, bool) or not isinstance(bound, int) or bound < least:
+            if isinstance(bound, bool) or not isinstance(bound, Integral) or bound < least:
                 raise InvalidArgumentError(
                     f"{name} is {bound!r}, but must be an integer of at least {least}"
                 )

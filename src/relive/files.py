@@ -18,6 +18,7 @@ import shutil
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -247,7 +248,7 @@ def exchange(first: Path, second: Path) -> bool:
     Returns:
         False when the system or file system has no such step, and nothing was done.
     """
-    libc_renameat2 = _libc_function("renameat2")
+    libc_renameat2 = getattr(_libc(), "renameat2", None) if sys.platform == "linux" else None
     if libc_renameat2 is None:
         return False
     at_cwd = -100
@@ -262,11 +263,14 @@ def exchange(first: Path, second: Path) -> bool:
     raise OSError(number, os.strerror(number), str(first), None, str(second))
 
 
-def _libc_function(name: str) -> Callable[..., int] | None:
-    if sys.platform != "linux":
-        return None
-    function: Callable[..., int] | None = getattr(ctypes.CDLL(None, use_errno=True), name, None)
-    return function
+@lru_cache(maxsize=1)  # each one made costs 6 KB and a garbage collection
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return libc
 
 
 def map_readonly(path: Path) -> NDArray[np.uint8]:
@@ -293,22 +297,28 @@ def map_readonly(path: Path) -> NDArray[np.uint8]:
 
 def _map_without_descriptor(descriptor: int, size: int) -> NDArray[np.uint8]:
     # mmap.mmap duplicates the descriptor and keeps it for the life of the mapping.
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc = _libc()
     address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address is None or address == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
         raise OSError(number, f"cannot map {size} bytes: {os.strerror(number)}")
     libc.madvise(address, size, mmap.MADV_RANDOM)
-    block = (ctypes.c_uint8 * size).from_address(address)
-    # every view keeps `block` alive through its base; the mapping goes when the block does
-    weakref.finalize(block, libc.munmap, address, size).atexit = False
-    mapped: NDArray[np.uint8] = np.frombuffer(memoryview(block), np.uint8)
-    mapped.flags.writeable = False
-    return mapped
+    return np.asarray(_Mapping(address, size))
+
+
+class _Mapping:
+    """Mapped memory. Every view of it keeps it alive; when the last is gone it is unmapped."""
+
+    __slots__ = ("__array_interface__", "__weakref__")
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (size,),
+            "data": (address, True),
+        }
+        weakref.finalize(self, _libc().munmap, address, size).atexit = False
 
 
 class AppendFile:

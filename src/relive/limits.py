@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from numbers import Integral
 
 from relive.errors import InvalidArgumentError, LimitExceededError
 
@@ -42,11 +43,13 @@ class Limits:
         """
         for spec in fields(self):
             bound = getattr(self, spec.name)
-            if bound is None and spec.name != "max_pending_bytes":
+            may_be_none = spec.name != "max_pending_bytes"
+            if bound is None and may_be_none:
                 continue
-            if isinstance(bound, bool) or not isinstance(bound, int) or bound < 1:
+            if isinstance(bound, bool) or not isinstance(bound, Integral) or bound < 1:
                 raise InvalidArgumentError(
-                    f"{spec.name} is {bound!r}, but must be an integer of at least 1, or None"
+                    f"{spec.name} is {bound!r}, but must be an integer of at least 1"
+                    f"{', or None' if may_be_none else ''}"
                 )
 
     def check_one(self, num_samples: int, size_bytes: int) -> None:

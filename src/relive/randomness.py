@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from relive.errors import CorruptFileError, InvalidArgumentError
 
@@ -74,17 +75,27 @@ def generator_from_json(entry: Mapping[str, Any]) -> np.random.Generator:
         inner = entry["state"]
         generator.state = {
             "bit_generator": entry["bit_generator"],
-            "state": {
-                "counter": np.array(inner["counter"], np.uint64),
-                "key": np.array(inner["key"], np.uint64),
-            },
-            "buffer": np.array(entry["buffer"], np.uint64),
-            "buffer_pos": entry["buffer_pos"],
-            "has_uint32": entry["has_uint32"],
-            "uinteger": entry["uinteger"],
+            "state": {"counter": _words(inner["counter"], 4), "key": _words(inner["key"], 2)},
+            "buffer": _words(entry["buffer"], 4),
+            # NumPy checks none of these, and would read beyond the buffer
+            "buffer_pos": _number(entry["buffer_pos"], 4),
+            "has_uint32": _number(entry["has_uint32"], 1),
+            "uinteger": _number(entry["uinteger"], (1 << 32) - 1),
         }
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise CorruptFileError(
             f"a generator's state is {entry!r:.200}, but has no valid form"
         ) from error
     return np.random.Generator(generator)
+
+
+def _words(numbers: Any, length: int) -> NDArray[np.uint64]:
+    if not isinstance(numbers, list) or len(numbers) != length:
+        raise ValueError(f"{numbers!r:.40} is no list of {length} numbers")
+    return np.array([_number(number, (1 << 64) - 1) for number in numbers], np.uint64)
+
+
+def _number(number: Any, largest: int) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= largest:
+        raise ValueError(f"{number!r:.40} is no number from 0 to {largest}")
+    return number

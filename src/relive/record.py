@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -19,7 +20,7 @@ from relive.dtypes import storage_dtype
 from relive.errors import CorruptFileError, FormatVersionError
 from relive.snapshot import TEXT
 
-__all__ = ["ColumnLayout", "Layout", "Record", "natural", "quoted_weights_id"]
+__all__ = ["ColumnLayout", "Layout", "Record", "interned", "natural", "quoted_weights_id"]
 
 _OURS = frozenset({"name", "dtype", "shape", "offset", "codec", "variable_length"})
 _LONGEST_QUOTED = 120  # with the id and the ending well below the 255 bytes a file name may have
@@ -36,7 +37,8 @@ class ColumnLayout:
     shape: tuple[int, ...]
     """`[T, B, ...]` or `[T + E, B, ...]`."""
     offset: int | None = None
-    """Where its bytes begin in the file, contiguous; None when rows cannot be read in place."""
+    """Where its bytes begin, contiguous, counted from the record's `location["data_start"]`, or
+    from the start of the file; None when rows cannot be read in place."""
     codec: str | None = None
     """Reserved for compression; None means plain bytes."""
     variable_length: bool = False
@@ -121,7 +123,16 @@ class Layout:
                     f"column {column.name!r} is compressed or of variable length, which this "
                     "release of relive cannot read; upgrade relive"
                 )
-        return layout
+        return interned(layout)
+
+
+@lru_cache(maxsize=256)
+def interned(layout: Layout) -> Layout:
+    """Return one and the same object for equal layouts, so that records can share it.
+
+    Only the 256 used last are remembered; more kinds of trajectories cost memory, no more.
+    """
+    return layout
 
 
 def _column_from_json(entry: Any) -> ColumnLayout:

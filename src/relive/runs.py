@@ -162,7 +162,7 @@ def run_breaks(
     for name in told_by:
         if name in flags:
             rows = drop_extra_rows(flags[name], num_steps, num_epochs, leading=True)
-            breaks |= rows.astype(np.bool_).any(axis=tuple(range(2, rows.ndim)))
+            breaks |= (rows != 0).any(axis=tuple(range(2, rows.ndim)))
     breaks[num_steps // num_epochs - 1 :: num_steps // num_epochs] = True
     if gaps is not None:
         breaks |= gaps

@@ -52,6 +52,7 @@ class Writer:
         self._idle = idle
         self._idle_job = Job("the index", self._run_idle)
         self._idle_at = math.inf  # when idle work is due
+        self._idle_asked = self._idle_served = 0  # how often it was asked for, and what is served
         self._condition = threading.Condition()
         self._jobs: deque[Job] = deque()
         self._running: Job | None = None
@@ -110,20 +111,17 @@ class Writer:
             StorageWriteError: A job failed since.
         """
         with self._condition:
-            self._raise_unreported()
+            if self._failure is not None and not self._is_reported:
+                self._is_reported = True
+                raise self._failure
             self._failure = None
             self._condition.notify_all()
-
-    def _raise_unreported(self) -> None:
-        if self._failure is not None and not self._is_reported:
-            self._is_reported = True
-            raise self._failure
 
     def wait_for_room(self, size_bytes: int, max_pending_bytes: int) -> None:
         """Wait until this many bytes more may be pending; a single larger job may when none is.
 
         Raises:
-            StorageWriteError: A job failed meanwhile.
+            StorageWriteError: A job failed and was not tried again.
             TimeLimitError: No job was done for `STALL_LIMIT_S`.
         """
         self._wait(
@@ -143,18 +141,20 @@ class Writer:
             with_idle: Whether to have the idle work done as well.
 
         Raises:
-            StorageWriteError: A job failed.
+            StorageWriteError: A job failed and was not tried again.
             TimeLimitError: The time limit came first.
         """
-        if with_idle:
-            with self._condition:
-                self._idle_at = -math.inf
+        asked = 0
+        with self._condition:
+            if with_idle and not self._is_closing:
+                self._idle_asked += 1
+                asked, self._idle_at = self._idle_asked, -math.inf
                 self._wake()
         self._wait(
             lambda: (
                 not self._jobs
                 and not self._running
-                and not (with_idle and self._idle_at == -math.inf)
+                and (self._idle_served >= asked or self._is_closing)
             ),
             "everything queued to be written",
             timeout_s,
@@ -165,7 +165,9 @@ class Writer:
         with self._condition:
             start, done_before = time.monotonic(), self._num_done
             while not is_done():
-                self._raise_unreported()
+                if self._failure is not None:  # nothing gets done before it is tried again
+                    self._is_reported = True
+                    raise self._failure
                 if timeout_s is None and self._num_done != done_before:
                     start, done_before = time.monotonic(), self._num_done
                 left = start + limit - time.monotonic()
@@ -183,23 +185,35 @@ class Writer:
 
         Raises:
             StorageWriteError: A job failed; the writer stays open.
-            TimeLimitError: The time limit came first; the writer stays open.
+            TimeLimitError: The time limit came first; the writer stays open, or the thread did
+                not end.
         """
         self.drain(timeout_s)
-        with self._condition:
-            self._is_closing = True
-            self._condition.notify_all()
-        if self._thread is not None:
-            self._thread.join(STALL_LIMIT_S)
+        self._end()
 
     def abandon(self) -> None:
-        """End the thread after the job it is at, leaving the rest undone."""
+        """End the thread after the job it is at, leaving the rest undone.
+
+        Raises:
+            TimeLimitError: The thread did not end.
+        """
         with self._condition:
-            self._jobs.clear()
+            while self._jobs and self._jobs[-1] is not self._running:
+                self._pending_bytes -= self._jobs.pop().size_bytes
+        self._end()
+
+    def _end(self) -> None:
+        with self._condition:
             self._is_closing = True
             self._condition.notify_all()
-        if self._thread is not None:
-            self._thread.join(STALL_LIMIT_S)
+        if self._thread is None or self._thread is threading.current_thread():
+            return
+        self._thread.join(STALL_LIMIT_S)
+        if self._thread.is_alive():
+            raise TimeLimitError(
+                f"waited {STALL_LIMIT_S:g} s for the thread {self._name!r} to end, but it is still "
+                "at something; look at the disk"
+            )
 
     def _work(self) -> None:
         while (job := self._next_job()) is not None:
@@ -232,9 +246,13 @@ class Writer:
                 self._condition.wait(self._idle_at - time.monotonic() if can_wait else None)
 
     def _run_idle(self) -> None:
+        with self._condition:
+            asked = self._idle_asked
         again_s = self._idle()
         with self._condition:
-            self._idle_at = math.inf if again_s is None else time.monotonic() + again_s
+            self._idle_served = asked
+            if self._idle_asked == asked:  # else it was asked for once more meanwhile
+                self._idle_at = math.inf if again_s is None else time.monotonic() + again_s
 
 
 def _failure_of(job: Job) -> StorageWriteError | None:

@@ -113,9 +113,8 @@ class Sac:
         self._optimisers = {
             name: torch.optim.Adam(parameters, lr=options.learning_rate, fused=True)
             for name, parameters in (
-                ("actor", list(self.actor.parameters())),
+                ("actor", [*self.actor.parameters(), self.log_temperature]),
                 ("critic", list(self.critic.parameters())),
-                ("temperature", [self.log_temperature]),
             )
         }
 
@@ -136,11 +135,12 @@ class Sac:
         actions, log_probs = self._draw(observations)
         self.critic.requires_grad_(False)
         score = self.critic(observations, actions).amin(dim=0)
-        self._step("actor", (temperature * log_probs - score).mean())
+        actor_loss = (temperature * log_probs - score).mean()
+        # In one step with the actor, which costs less; neither gradient reaches the other.
+        surprise = (log_probs.detach() - self.action_size).mean()
+        self._step("actor", actor_loss - self.log_temperature * surprise)
         self.critic.requires_grad_(True)
 
-        surprise = (log_probs.detach() - self.action_size).mean()
-        self._step("temperature", -self.log_temperature * surprise)
         with torch.no_grad():
             torch._foreach_lerp_(
                 list(self.target.parameters()),

@@ -31,7 +31,7 @@ class SacOptions:
     discount: float = 0.99
     """How much the next step's value counts, in [0, 1]."""
     learning_rate: float = 1e-3
-    """Step size of the three optimisers."""
+    """Step size of the optimisers."""
     target_rate: float = 0.005
     """How far the target critics move towards the critics at each update."""
     start_temperature: float = 0.2

@@ -1,24 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts of snapshots, one object for all that are equal."""
+"""Layouts of snapshots."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 
-from relive.record import ColumnLayout, Layout
+from relive.record import ColumnLayout, Layout, interned
 from relive.snapshot import Snapshot
 
-__all__ = ["interned", "layout_of"]
-
-
-@lru_cache(maxsize=256)
-def interned(layout: Layout) -> Layout:
-    """Return one and the same object for equal layouts, so that records can share it.
-
-    Only the 256 used last are remembered; more kinds of trajectories cost memory, no more.
-    """
-    return layout
+__all__ = ["layout_of"]
 
 
 def layout_of(snapshot: Snapshot, offsets: Mapping[str, int] | None = None) -> Layout:
