@@ -33,6 +33,6 @@ def make_record(
         format="pt",
         layout=make_layout(num_steps, num_envs),
         location={"size_bytes": 1000 + trajectory_id},
-        checksums=("0123456789abcdef",),
+        checksums=bytes.fromhex("0123456789abcdef"),
     )
     return replace(record, **changes)

@@ -13,7 +13,6 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 import torch
-from trajectories import address_of, check_rows, same_trajectory, traj, trajectory_files
 
 from relive import Columns, ColumnSpec, Limits, Trajectory, TrajectoryReplayBuffer, files
 from relive.errors import (
@@ -23,6 +22,7 @@ from relive.errors import (
     ReplayError,
     UnsupportedValueError,
 )
+from trajectories import address_of, check_rows, same_trajectory, traj, trajectory_files
 
 KINDS = ["memory", "pt", "pkl"]
 
@@ -57,7 +57,12 @@ def broken() -> list[tuple[str, Callable[[], Any], type[ReplayError], str]]:
         ("a column more", lambda: changed("versions", np.zeros((4, 3))), mismatch, "extra: vers"),
         ("another type", lambda: changed("rewards", np.zeros((4, 3))), mismatch, "float64"),
         ("another row", lambda: changed("actions", np.zeros((4, 3, 3))), mismatch, r"\[3\]"),
-        ("B77", lambda: changed("rewards", np.zeros((5, 3), "f4")), mismatch, r"\[5, 3\].*\[4, 3\]"),
+        (
+            "B77",
+            lambda: changed("rewards", np.zeros((5, 3), "f4")),
+            mismatch,
+            r"\[5, 3\].*\[4, 3\]",
+        ),
         ("another B", lambda: changed("rewards", np.zeros((4, 2), "f4")), mismatch, "rewards"),
         ("B13", lambda: changed("dones", np.zeros((7, 3), "?")), mismatch, "dones"),
         ("one axis", lambda: changed("rewards", np.zeros(12, "f4")), mismatch, "rewards"),

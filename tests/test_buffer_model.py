@@ -23,10 +23,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from numpy.typing import NDArray
-from trajectories import address_of, check_rows, same_trajectory, traj, trajectory_files
 
 from relive import Limits, Trajectory, TrajectoryReplayBuffer
 from relive.errors import ColumnMismatchError, EmptyBufferError, EvictedError
+from trajectories import address_of, check_rows, same_trajectory, traj, trajectory_files
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from trajectories import address_of, check_rows, traj
 
 from relive import Columns, Limits, Trajectory, TrajectoryReplayBuffer
 from relive.errors import (
@@ -24,6 +23,7 @@ from relive.errors import (
     InvalidArgumentError,
     UnsupportedValueError,
 )
+from trajectories import address_of, check_rows, traj
 
 KINDS = ["memory", "pt", "pkl"]
 
@@ -149,7 +149,9 @@ class TestElementTypes:
         }
         columns["float8"] = torch.arange(24.0).reshape(4, 6).to(torch.float8_e4m3fn)
         trajectory = Trajectory(
-            rewards=torch.zeros(4, 6), curr_obs=columns, next_obs={"row": torch.arange(24).view(4, 6)}
+            rewards=torch.zeros(4, 6),
+            curr_obs=columns,
+            next_obs={"row": torch.arange(24).view(4, 6)},
         )
         with open_buffer(kind, tmp_path, cache_size=0) as buffer:
             buffer.add_trajectories([trajectory])
@@ -268,7 +270,7 @@ class TestText:
         buffer.add_trajectories([traj(0)])
         for options in ({"text": "codes"}, {"text": "utf8", "return_info": True}):
             with pytest.raises(InvalidArgumentError, match="text"):
-                buffer.sample(1, **options)  # type: ignore[call-overload]  # wrong on purpose
+                buffer.sample(1, **options)
 
 
 class TestInfo:
@@ -340,9 +342,7 @@ class TestUniformity:
 
 class TestWindow:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_only_the_newest_are_drawn_as_the_window_moves(
-        self, kind: str, tmp_path: Path
-    ) -> None:
+    def test_only_the_newest_are_drawn_as_the_window_moves(self, kind: str, tmp_path: Path) -> None:
         with open_buffer(kind, tmp_path, sample_window_size=2, cache_size=1) as buffer:
             for k in range(6):
                 buffer.add_trajectories([traj(k, T=2 + k % 2, B=2)])

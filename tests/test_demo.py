@@ -812,7 +812,9 @@ class TestClosingWords:
 
     def test_they_say_what_was_reached_and_where_it_lies(self) -> None:
         words = self.words(steps=4_000, goal=-2.0)
-        assert "the goal is reached; mean return -2 of 2 evaluation episodes after 4,000" in words
+        assert (
+            "the goal is reached; mean return -2.00 of 2 evaluation episodes after 4,000" in words
+        )
         assert f"a b{os.sep}buffer  (20 trajectories, 4,000 transitions, pt)" in words
         assert f"a b{os.sep}learning_curve.png" in words
         assert "relive demo --resume --dir 'a b' --steps 8000" in words
@@ -820,7 +822,7 @@ class TestClosingWords:
     def test_they_do_not_claim_a_goal_that_was_missed(self) -> None:
         words = self.words(steps=8_000, goal=-1.0)
         assert "all steps are taken" in words
-        assert "(the goal was -1)" in words
+        assert "(the goal was -1.00)" in words
         assert "--steps 16000" in words
 
     def test_an_interrupted_run_says_how_to_go_on(self) -> None:

@@ -43,6 +43,12 @@ class Refusing:
             raise OSError(28, "no space", "/data/file")
 
 
+def wait_until(writer: Writer, is_true: Callable[[], bool]) -> None:
+    """Wait for something that the writer tells when it comes."""
+    with writer._condition:
+        assert writer._condition.wait_for(is_true, LONG_S)
+
+
 @pytest.fixture
 def writer() -> Iterator[Writer]:
     writer = Writer("test writer", lambda: None)
@@ -89,10 +95,10 @@ class TestOrder:
 
 class TestFailure:
     def test_it_stops_the_queue_and_is_told_once_with_all_facts(self, writer: Writer) -> None:
-        refusing, seen = Refusing(2), []
+        refusing, seen = Refusing(2), list[int]()
         writer.submit(Job("trajectory 7", refusing, 7, 5))
         writer.submit(Job("trajectory 8", lambda: seen.append(8), 8, 5))
-        with pytest.raises(StorageWriteError, match="trajectory 7 could not .*no space") as caught:
+        with pytest.raises(StorageWriteError, match=r"trajectory 7 could not .*no space") as caught:
             writer.drain(LONG_S)
         error = caught.value
         assert (error.trajectory_id, error.errno, error.path) == (7, 28, "/data/file")
@@ -167,20 +173,13 @@ class TestCancel:
 
     @pytest.mark.parametrize("is_told", [False, True])
     def test_a_failed_job_is_and_its_failure_with_it(self, writer: Writer, is_told: bool) -> None:
-        refusing, seen = Refusing(99), []
-        failed = threading.Event()
-
-        def job() -> None:
-            failed.set()
-            refusing()
-
-        writer.submit(Job("trajectory 7", job, 7, 5))
-        assert failed.wait(LONG_S)
+        seen: list[int] = []
+        writer.submit(Job("trajectory 7", Refusing(99), 7, 5))
         if is_told:
             with pytest.raises(StorageWriteError):
                 writer.drain(LONG_S)
-        while not writer.cancel(7):
-            pass  # the thread is about to see that it failed
+        wait_until(writer, lambda: writer._failure is not None)
+        assert writer.cancel(7)
         writer.submit(Job("x", lambda: seen.append(1)))
         writer.raise_failure_or_retry()
         writer.drain(LONG_S)
@@ -218,7 +217,7 @@ class TestRoom:
 
 class TestTimeLimits:
     def test_a_wait_says_what_for_and_what_is_left(self, writer: Writer, gate: Gate) -> None:
-        told = r"waited 0\.01 s for everything queued.* 1 jobs with 10 bytes.*, the gate first"
+        told = r"waited 0\.01 s for everything queued.* 10 bytes.*, the gate first"
         with pytest.raises(TimeLimitError, match=told):
             writer.drain(0.01)
         with pytest.raises(TimeLimitError, match="waited 0 s"):
@@ -243,7 +242,7 @@ class TestTimeLimits:
     ) -> None:
         monkeypatch.setattr(writer_module, "STALL_LIMIT_S", 1000.0)
         clock = [0.0]
-        monkeypatch.setattr(writer_module.time, "monotonic", lambda: clock[0])
+        monkeypatch.setattr("relive.writer.time.monotonic", lambda: clock[0])
 
         def slow_disk() -> None:
             clock[0] += 900.0
@@ -307,8 +306,7 @@ class TestIdleWork:
             assert gate.runs.wait(LONG_S)
             writer.submit(Job("x", lambda: seen.append("job")))
             second = pool.submit(writer.drain, LONG_S, with_idle=True)
-            while writer._idle_asked < 2:
-                pass  # the second call is about to ask
+            wait_until(writer, lambda: writer._idle_asked == 2)
             gate.may_end.set()
             first.result(LONG_S)
             second.result(LONG_S)
@@ -349,14 +347,13 @@ class TestEnd:
         assert refusing.num_runs == 2
 
     def test_abandoning_leaves_the_rest_undone(self, writer: Writer) -> None:
-        gate, seen = Gate(), []
+        gate, seen = Gate(), list[int]()
         writer.submit(Job("x", gate, 0, 10))
         writer.submit(Job("x", lambda: seen.append(1), 1, 10))
         assert gate.runs.wait(LONG_S)
         with ThreadPoolExecutor(1) as pool:
             abandoning = pool.submit(writer.abandon)
-            while writer.pending_bytes > 10:
-                pass  # until the queue is empty
+            wait_until(writer, lambda: writer.pending_bytes == 10)
             gate.may_end.set()
             abandoning.result(LONG_S)
         assert (seen, writer.pending_bytes) == ([], 0)

@@ -31,7 +31,7 @@ from relive.folder import IfExists, OpenedFolder, open_folder
 from relive.format_set import FormatSet
 from relive.formats import Format
 from relive.index_file import METADATA_NAME, IndexContents, read_metadata
-from relive.lifetime import unwatch, watch
+from relive.lifetime import close_at_exit, leave_alone, watch_forks
 from relive.limits import Limits
 from relive.options import (
     check_choice,
@@ -177,7 +177,10 @@ class TrajectoryReplayBuffer(BufferReader):
             except BaseException:
                 disk.abandon()
                 raise
-        watch(self, close_at_exit=auto_save)
+        self._forking = _Forking(store, draws)
+        watch_forks(self._forking)
+        if disk is not None:
+            close_at_exit(self)
 
     def _open_disk(self, opened: OpenedFolder, durability: Durability) -> Disk:
         try:
@@ -301,7 +304,7 @@ class TrajectoryReplayBuffer(BufferReader):
             return
         self._store.close()
         self._is_closed = True
-        unwatch(self)
+        leave_alone(self)
 
     def __enter__(self: _Buffer) -> _Buffer:
         """Return the buffer itself, which is closed when the block ends."""
@@ -392,6 +395,8 @@ class TrajectoryReplayBuffer(BufferReader):
         check_count("world_size", world_size)
         path = checked_path("load_path", load_path)
         checkpoint = read_checkpoint(path, self._formats)
+        if checkpoint.state is not None:
+            self._draws.check_state(checkpoint.state)
         start, stop = shard_bounds(len(checkpoint.entries), local_rank, world_size)
         numbering = checkpoint.numbering
         if is_distributed:
@@ -439,11 +444,6 @@ class TrajectoryReplayBuffer(BufferReader):
             sample_window_size=self.sample_window_size,
         )
 
-    def after_fork(self) -> None:
-        """Become a copy that can sample, on a stream of its own, and write nothing."""
-        self._draws.after_fork()
-        self._store.after_fork()
-
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled.
 
@@ -462,3 +462,23 @@ class TrajectoryReplayBuffer(BufferReader):
                 f"this is a forked copy of the buffer of process {self._process}, but only that "
                 "process may change it; send the trajectories there"
             )
+
+
+class _Forking:
+    """What a fork does to a buffer: the copy can sample, on a stream of its own, and not write."""
+
+    def __init__(self, store: Store, draws: Draws) -> None:
+        self._store = store
+        self._draws = draws
+
+    def hold_still(self) -> None:
+        self._store.lock.acquire()
+        self._draws.lock.acquire()
+
+    def go_on(self) -> None:
+        self._draws.lock.release()
+        self._store.lock.release()
+
+    def after_fork(self) -> None:
+        self._draws.after_fork()
+        self._store.after_fork()

@@ -8,7 +8,7 @@ import uuid
 
 from relive.formats.layouts import layout_of
 from relive.index import Numbering
-from relive.record import Record
+from relive.record import NOTHING, Record
 from relive.snapshot import TEXT, Snapshot
 
 __all__ = ["describe"]
@@ -35,7 +35,8 @@ def describe(snapshot: Snapshot, numbering: Numbering) -> Record:
             name: (column.table, column.per_env)
             for name, column in snapshot.columns.items()
             if column.dtype == TEXT
-        },
+        }
+        or NOTHING,
         run_lengths=snapshot.run_lengths(),
         version_range=snapshot.version_range(),
         added_at=time.time(),

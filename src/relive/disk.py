@@ -76,6 +76,7 @@ class Disk:
         self._is_exported = False
         self._next_export_at = 0.0
         self._is_closed = False
+        self._writer.start()
 
     @property
     def contents(self) -> IndexContents:
@@ -248,6 +249,7 @@ class Disk:
             self._export(is_closing=False)
 
         self.run_now("the loaded index", note)
+        self._writer.drain(None)
 
     def flush(self, timeout_s: float | None) -> None:
         """Wait until everything queued is stored and, unless that was just done, exported.

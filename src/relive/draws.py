@@ -7,12 +7,20 @@ import os
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from relive.errors import CorruptFileError
 from relive.index import Window
-from relive.randomness import generator_from_json, generator_to_json, new_generator
-from relive.record import Record
+from relive.randomness import (
+    checked_seed,
+    generator_from_json,
+    generator_to_json,
+    new_generator,
+)
+from relive.record import Record, natural
 from relive.samplers import Draw, Sampler
 
 __all__ = ["Draws"]
@@ -38,17 +46,18 @@ class Draws:
         self.stream = tuple(stream)
         """What is mixed into the seed."""
         self._rng = new_generator(seed, self.stream)
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        """Guards all of it."""
 
     def draw(self, window: Window, num: int) -> Draw:
         """Choose rows of a window that has some."""
-        with self._lock:
+        with self.lock:
             self.num_drawn += num
             return self.sampler.draw(window, num, self._rng)
 
     def tell(self, record: Record, was_added: bool) -> None:
         """Let the sampler hear of a trajectory that came or went."""
-        with self._lock:
+        with self.lock:
             if was_added:
                 self.sampler.on_add(record)
             else:
@@ -61,13 +70,13 @@ class Draws:
             stream: Takes the place of the present one.
             more: Mixed in now, so that beginning the same stream again gives other draws.
         """
-        with self._lock:
+        with self.lock:
             self.stream = tuple(stream)
             self._rng = new_generator(self.seed, (*self.stream, *more))
 
     def state_dict(self) -> dict[str, Any]:
         """Return generator, sampler state and count, as JSON values."""
-        with self._lock:
+        with self.lock:
             return {
                 "version": 1,
                 "seed": self.seed,
@@ -77,26 +86,28 @@ class Draws:
                 "sampled_chunks": self.num_drawn,
             }
 
+    @staticmethod
+    def check_state(state: Mapping[str, Any]) -> None:
+        """Refuse what is no saved state, before anything changes.
+
+        Raises:
+            CorruptFileError: It is none.
+        """
+        _read(state)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; that of another kind of sampler is left out, with a warning.
 
         Raises:
             CorruptFileError: It is no such state; nothing changed.
         """
-        try:
-            seed, stream = int(state["seed"]), tuple(int(number) for number in state["stream"])
-            generator = generator_from_json(state["generator"])
-            name, inner = state["sampler"]["name"], state["sampler"]["state"]
-            num_drawn = int(state["sampled_chunks"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptFileError(
-                f"a buffer's state is {state!r:.200}, but has no valid form"
-            ) from error
-        with self._lock:
+        saved = _read(state)
+        name = saved.sampler_name
+        with self.lock:
             if name == self.sampler.name:
-                self.sampler.load_state_dict(inner)
-            self.seed, self.stream, self._rng = seed, stream, generator
-            self.num_drawn = num_drawn
+                self.sampler.load_state_dict(saved.sampler_state)
+            self.seed, self.stream, self._rng = saved.seed, saved.stream, saved.generator
+            self.num_drawn = saved.num_drawn
         if name != self.sampler.name:
             warnings.warn(
                 f"the saved state is of sampler {name!r}, so {self.sampler.name!r} starts anew",
@@ -122,5 +133,33 @@ class Draws:
 
     def after_fork(self) -> None:
         """Become a forked child's copy, on a stream of its own."""
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._rng = new_generator(self.seed, (*self.stream, os.getpid()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What a saved state says."""
+
+    seed: int
+    stream: tuple[int, ...]
+    generator: np.random.Generator
+    sampler_name: str
+    sampler_state: Mapping[str, Any]
+    num_drawn: int
+
+
+def _read(state: Mapping[str, Any]) -> _Saved:
+    try:
+        return _Saved(
+            seed=checked_seed(state["seed"]),
+            stream=tuple(natural(number) for number in state["stream"]),
+            generator=generator_from_json(state["generator"]),
+            sampler_name=str(state["sampler"]["name"]),
+            sampler_state=dict(state["sampler"]["state"]),
+            num_drawn=natural(state["sampled_chunks"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptFileError(
+            f"a buffer's state is {state!r:.200}, but has no valid form: {error}"
+        ) from error

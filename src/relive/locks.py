@@ -64,7 +64,7 @@ class FolderLock:
         """
         try:
             owner = json.loads((folder / LOCK_NAME).read_bytes() or b"{}")
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return ""
         if not isinstance(owner, dict) or "process" not in owner:
             return ""
@@ -73,7 +73,6 @@ class FolderLock:
         return _describe(owner)
 
     def _take(self, break_lock: bool) -> None:
-        owner = self._read_owner()
         has_kernel_lock = True
         if sys.platform == "win32":
             has_kernel_lock = False
@@ -83,29 +82,32 @@ class FolderLock:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                owner = _describe(self._read_owner())
                 raise StoreLockedError(
-                    f"{str(self._path.parent)!r} is open for writing by {_describe(owner)}, but a "
-                    "folder has one writer; close it there, or use another folder",
+                    f"{str(self._path.parent)!r} is open for writing by {owner}, but a folder has "
+                    "one writer; close it there, or use another folder",
                     path=str(self._path.parent),
                 ) from None
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
                 has_kernel_lock = False
-        is_foreign = bool(owner) and (
-            not has_kernel_lock or owner.get("host") != socket.gethostname()
+        left = self._read_owner()
+        is_foreign = bool(left) and (
+            not has_kernel_lock or left.get("host") != socket.gethostname()
         )
         if is_foreign and not break_lock:
             raise StoreLockedError(
-                f"{str(self._path.parent)!r} was opened for writing by {_describe(owner)} and not "
+                f"{str(self._path.parent)!r} was opened for writing by {_describe(left)} and not "
                 "closed, and this machine cannot tell whether that writer lives; if it does not, "
                 "open the folder with break_lock=True",
                 path=str(self._path.parent),
             )
 
     def _read_owner(self) -> dict[str, object]:
-        with contextlib.suppress(ValueError):
-            owner = json.loads(os.pread(self._descriptor, 4096, 0) or b"{}")
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        with contextlib.suppress(ValueError, RecursionError):
+            owner = json.loads(os.read(self._descriptor, 4096) or b"{}")
             if isinstance(owner, dict):
                 return owner
         return {"host": "an unknown host"}
@@ -113,13 +115,19 @@ class FolderLock:
     def _write_owner(self) -> None:
         owner = {"process": os.getpid(), "host": socket.gethostname(), "time": time.time()}
         os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, json.dumps(owner).encode("ascii"), 0)
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        os.write(self._descriptor, json.dumps(owner).encode("ascii"))
 
     def release(self) -> None:
         """Give the lock back; twice is fine."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):  # a folder that is gone needs no lock
                 os.ftruncate(self._descriptor, 0)
+                if sys.platform != "win32":
+                    import fcntl
+
+                    # closing is not enough while a child just forked has not let go yet
+                    fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self.drop()
 
     def drop(self) -> None:

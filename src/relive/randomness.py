@@ -43,8 +43,10 @@ def new_generator(seed: int, stream: Sequence[int]) -> np.random.Generator:
         stream: Integers of at least 0, such as rank and worker.
 
     Example:
-        >>> new_generator(7, (0,)).integers(100, size=3).tolist()
-        [25, 67, 21]
+        >>> new_generator(7, (0,)).random() == new_generator(7, (0,)).random()
+        True
+        >>> new_generator(7, (0,)).random() == new_generator(7, (1,)).random()
+        False
     """
     entropy = np.random.SeedSequence(seed, spawn_key=tuple(stream))
     return np.random.Generator(np.random.Philox(entropy))

@@ -126,6 +126,12 @@ class Layout:
         return interned(layout)
 
 
+@lru_cache(maxsize=4096)
+def shared_location(items: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
+    """Return one and the same `Record.location` for equal items, so that records can share it."""
+    return dict(items)
+
+
 @lru_cache(maxsize=256)
 def interned(layout: Layout) -> Layout:
     """Return one and the same object for equal layouts, so that records can share it.
@@ -161,9 +167,16 @@ def natural(number: Any) -> int:
     return number
 
 
+CHECKSUM_BYTES = 8
+"""Bytes of the checksum of one column."""
+
+NOTHING: Mapping[str, Any] = {}
+"""An empty mapping, one for all records: each of its own would take 64 bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Everything the index knows about one trajectory."""
+    """Everything the index knows about one trajectory, in less than 1 kB."""
 
     trajectory_id: int
     """Rises with each trajectory added; never reused in a store."""
@@ -183,21 +196,21 @@ class Record:
     """Name of the format that stores it; "" while it is only in memory."""
     layout: Layout
     """How its columns are stored."""
-    location: Mapping[str, int] = field(default_factory=dict)
+    location: Mapping[str, int] = field(default_factory=lambda: NOTHING)
     """What its format needs to find it, such as the size of its file."""
-    checksums: tuple[str, ...] = ()
-    """xxh3-64 of each column's bytes, 16 hex digits, in the order of the layout; () = unknown."""
-    texts: Mapping[str, tuple[tuple[str, ...], bool]] = field(default_factory=dict)
+    checksums: bytes = b""
+    """xxh3-64 of each column's bytes, 8 bytes each, in the order of the layout; b"" = unknown."""
+    texts: Mapping[str, tuple[tuple[str, ...], bool]] = field(default_factory=lambda: NOTHING)
     """Of each text column the table, and whether it was given as B strings."""
     run_lengths: tuple[int, ...] | None = None
     """Lengths of all runs, env after env; None when each env is one run of T steps."""
     version_range: tuple[int, int] | None = None
     """Smallest and largest model version that acted."""
-    labels: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
     """Labels for stratified draws; reserved."""
     added_at: float = 0.0
     """When it was added, seconds since 1970 UTC; 0 when unknown."""
-    others: Mapping[str, Any] = field(default_factory=dict)
+    others: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
     """Fields of later versions, kept as they are."""
 
     @property

@@ -8,11 +8,20 @@ that we do not know are kept and written again. docs/format.md lists them all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from sys import intern
 from typing import Any
 from uuid import UUID
 
 from relive.errors import CorruptFileError
-from relive.record import Layout, Record, natural, quoted_weights_id
+from relive.record import (
+    CHECKSUM_BYTES,
+    NOTHING,
+    Layout,
+    Record,
+    natural,
+    quoted_weights_id,
+    shared_location,
+)
 
 __all__ = ["LayoutTable", "record_from_json", "record_to_json"]
 
@@ -90,7 +99,10 @@ def record_to_json(record: Record, layout_number: int) -> dict[str, Any]:
         "format": record.format,
         "layout": layout_number,
         "location": dict(record.location),
-        "checksums": list(record.checksums),
+        "checksums": [
+            record.checksums[n : n + CHECKSUM_BYTES].hex()
+            for n in range(0, len(record.checksums), CHECKSUM_BYTES)
+        ],
         "added_at": record.added_at,
     }
     if entry["model_weights_id"] != record.model_weights_id:
@@ -139,22 +151,27 @@ def _read(entry: Any, layouts: Layouts) -> Record:
         shape=tuple(natural(length) for length in entry["shape"]),
         num_epochs=natural(entry["num_epochs"]),
         max_episode_length=natural(entry["max_episode_length"]),
-        model_weights_id=_text(entry.get("original_model_weights_id", entry["model_weights_id"])),
-        format=_text(entry["format"]),
+        model_weights_id=intern(
+            _text(entry.get("original_model_weights_id", entry["model_weights_id"]))
+        ),
+        format=intern(_text(entry["format"])),
         layout=layouts[natural(entry["layout"])],
-        location={_text(key): natural(value) for key, value in entry["location"].items()},
-        checksums=tuple(_text(digest) for digest in entry["checksums"]),
+        location=shared_location(
+            tuple((_text(key), natural(value)) for key, value in entry["location"].items())
+        ),
+        checksums=b"".join(map(_checksum, _list(entry["checksums"]))),
         texts={
             _text(name): (tuple(_text(t) for t in _list(text["table"])), bool(text["per_env"]))
             for name, text in entry.get("texts", {}).items()
-        },
+        }
+        or NOTHING,
         run_lengths=None if run_lengths is None else tuple(natural(n) for n in run_lengths),
         version_range=None
         if version_range is None
         else (int(version_range[0]), int(version_range[1])),
-        labels=_mapping(entry.get("labels", {})),
+        labels=_mapping(entry.get("labels", NOTHING)),
         added_at=float(entry.get("added_at", 0.0)),
-        others={key: value for key, value in entry.items() if key not in _OURS},
+        others={key: value for key, value in entry.items() if key not in _OURS} or NOTHING,
     )
 
 
@@ -172,7 +189,7 @@ def _check(record: Record, num_samples: Any) -> None:
         c.shape[1:2] != (record.num_envs,) or c.shape[0] not in steps for c in record.layout.columns
     ):
         raise ValueError("columns are [T, B, ...] or [T + E, B, ...]")
-    if record.checksums and len(record.checksums) != len(record.layout.columns):
+    if len(record.checksums) not in (0, CHECKSUM_BYTES * len(record.layout.columns)):
         raise ValueError("each column has a checksum, or none has")
     lengths = record.run_lengths
     if lengths is not None and (sum(lengths) != record.num_rows or 0 in lengths):
@@ -183,6 +200,13 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r:.40} is no text")
     return value
+
+
+def _checksum(digest: Any) -> bytes:
+    checksum = bytes.fromhex(_text(digest))
+    if len(checksum) != CHECKSUM_BYTES:
+        raise ValueError(f"{digest!r:.40} is no checksum")
+    return checksum
 
 
 def _list(value: Any) -> list[Any]:

@@ -172,7 +172,7 @@ def _describe_foreign(snapshot: Snapshot, entry: Entry) -> Record:
     numbers = Numbering(entry.trajectory_id, next_row_id=entry.first_row_id)
     record = describe(snapshot, numbers)
     digests = checksums(snapshot, record.layout)
-    identity = ":".join([str(entry.foreign["trajectory_id"]), *digests])
+    identity = ":".join([str(entry.foreign["trajectory_id"]), digests.hex()])
     return replace(
         record, uuid=str(uuid5(NAMESPACE_OID, identity)), checksums=digests, added_at=0.0
     )

@@ -41,7 +41,7 @@ class Writer:
     """A queue of jobs and the thread that runs them. Any thread may call any method."""
 
     def __init__(self, name: str, idle: Callable[[], float | None]) -> None:
-        """Make a writer; its thread starts with the first job.
+        """Make a writer; its thread starts with the first job, or when told to.
 
         Args:
             name: Name of the thread.
@@ -79,6 +79,11 @@ class Writer:
                 raise ClosedError("the writer is closed, but a job came; open the buffer again")
             self._jobs.append(job)
             self._pending_bytes += job.size_bytes
+            self._wake()
+
+    def start(self) -> None:
+        """Start the thread before there is a job: when the interpreter ends none can be started."""
+        with self._condition:
             self._wake()
 
     def _wake(self) -> None:
@@ -134,27 +139,32 @@ class Writer:
         )
 
     def drain(self, timeout_s: float | None, *, with_idle: bool = False) -> None:
-        """Wait until everything queued is done.
+        """Wait until everything queued so far is done.
 
         Args:
             timeout_s: Time limit; None waits as long as jobs get done.
-            with_idle: Whether to have the idle work done as well.
+            with_idle: Whether to have the idle work done as well, unless more is queued by then.
 
         Raises:
             StorageWriteError: A job failed and was not tried again.
             TimeLimitError: The time limit came first.
         """
         asked = 0
+        reached = threading.Event()
         with self._condition:
+            if self._jobs:  # others may go on queueing, so the queue need not be empty ever
+                self._jobs.append(Job("the end of the queue", reached.set))
+            else:
+                reached.set()
             if with_idle and not self._is_closing:
                 self._idle_asked += 1
                 asked, self._idle_at = self._idle_asked, -math.inf
                 self._wake()
         self._wait(
             lambda: (
-                not self._jobs
-                and not self._running
-                and (self._idle_served >= asked or self._is_closing)
+                reached.is_set()
+                and self._running is not self._idle_job
+                and (self._idle_served >= asked or self._is_closing or bool(self._jobs))
             ),
             "everything queued to be written",
             timeout_s,
@@ -173,8 +183,7 @@ class Writer:
                 left = start + limit - time.monotonic()
                 if left <= 0:
                     raise TimeLimitError(
-                        f"waited {limit:g} s for {what}, but {len(self._jobs)} jobs with "
-                        f"{self._pending_bytes} bytes are left"
+                        f"waited {limit:g} s for {what}, but {self._pending_bytes} bytes are left"
                         f"{f', {self._running.what} first' if self._running else ''}; wait longer "
                         "or look at the disk"
                     )

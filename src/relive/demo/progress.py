@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Display", "LineDisplay", "Progress", "TerminalDisplay", "open_display"]
+__all__ = ["Display", "LineDisplay", "Progress", "TerminalDisplay", "open_display", "return_text"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,8 @@ class Progress:
         """Say it in one line of plain text."""
         return (
             f"{self.steps:>7,} of {self.total_steps:,} steps | "
-            f"return: evaluation {_number(self.evaluation_return)}, "
-            f"training {_number(self.training_return)} | "
+            f"return: evaluation {return_text(self.evaluation_return)}, "
+            f"training {return_text(self.training_return)} | "
             f"{self.samples_per_s:,.0f} samples/s | "
             f"buffer {self.num_trajectories:,} trajectories | {self.seconds:.0f} s"
         )
@@ -126,8 +126,8 @@ def _lines_of(progress: Progress) -> Table:
     lines.add_row("", steps)
     lines.add_row(
         "return",
-        f"evaluation {_number(progress.evaluation_return)}, "
-        f"training {_number(progress.training_return)}",
+        f"evaluation {return_text(progress.evaluation_return)}, "
+        f"training {return_text(progress.training_return)}",
     )
     lines.add_row(
         "buffer",
@@ -153,5 +153,13 @@ def open_display(out: TextIO | None = None) -> Iterator[Display]:
         yield LineDisplay(out or sys.stdout)
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
+def return_text(value: float | None) -> str:
+    """Write a return with as many digits as say something; None is "-".
+
+    Example:
+        >>> return_text(-1234.5), return_text(-0.016), return_text(None)
+        ('-1,234', '-0.02', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"

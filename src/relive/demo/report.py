@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shlex
 
+from relive.demo.progress import return_text
 from relive.demo.run import Outcome
 from relive.demo.settings import DEFAULT_ENV
 
@@ -47,7 +48,7 @@ def _result(outcome: Outcome) -> str:
     if history.evaluations:
         newest = history.evaluations[-1]
         reached = (
-            f"mean return {newest.mean:,.0f} of {len(newest.returns)} evaluation episodes "
+            f"mean return {return_text(newest.mean)} of {len(newest.returns)} evaluation episodes "
             f"after {newest.steps:,} steps"
         )
     if outcome.was_interrupted:
@@ -57,5 +58,5 @@ def _result(outcome: Outcome) -> str:
     else:
         what = "Done: all steps are taken"
         if settings.goal is not None:
-            reached += f" (the goal was {settings.goal:,.0f})"
+            reached += f" (the goal was {return_text(settings.goal)})"
     return f"{what}; {reached}, in {history.seconds:.0f} s."

@@ -17,7 +17,7 @@ from relive import TrajectoryReplayBuffer
 from relive.demo.evaluation import EpisodeReturns, evaluate
 from relive.demo.history import Evaluation, History
 from relive.demo.interrupt import Interrupt
-from relive.demo.progress import Display, Progress
+from relive.demo.progress import Display, Progress, return_text
 from relive.demo.rollout import Rollouts, Weights
 from relive.demo.sac import Sac
 from relive.demo.settings import DemoSettings
@@ -118,7 +118,7 @@ class Trainer:
         newest = Evaluation(self._history.steps, tuple(returns.tolist()))
         self._history.evaluations.append(newest)
         self._display.say(
-            f"{newest.steps:>7,} steps: mean return {newest.mean:,.0f} "
+            f"{newest.steps:>7,} steps: mean return {return_text(newest.mean)} "
             f"of {len(newest.returns)} evaluation episodes"
         )
         save()

@@ -15,9 +15,9 @@ from typing import ClassVar
 
 from relive import files
 from relive.errors import CorruptFileError, MissingFileError
-from relive.formats.checksum import checksum
+from relive.formats.checksum import checksums
 from relive.gather import RowBatch, RowSource, Wanted
-from relive.record import Record, quoted_weights_id
+from relive.record import CHECKSUM_BYTES, Record, quoted_weights_id
 from relive.snapshot import TEXT, Snapshot
 from relive.trajectory import Trajectory
 
@@ -229,6 +229,10 @@ def check_snapshot(record: Record, uuid: str, snapshot: Snapshot) -> None:
     ):
         if held != stored:
             raise CorruptFileError(f"it says something else of {name} than the index does")
-    for column, stored in zip(record.layout.columns, record.checksums, strict=False):
-        if checksum(snapshot.columns[column.name].values) != stored:
+    if not record.checksums:
+        return
+    found_sums = checksums(snapshot, record.layout)
+    for place, column in enumerate(record.layout.columns):
+        part = slice(CHECKSUM_BYTES * place, CHECKSUM_BYTES * (place + 1))
+        if found_sums[part] != record.checksums[part]:
             raise CorruptFileError(f"column {column.name!r} is damaged: its checksum does not fit")

@@ -24,7 +24,7 @@ from relive.formats.layouts import layout_of
 from relive.formats.tensorpickle import TensorGlobals
 from relive.formats.unpickle import unpickle
 from relive.gather import RowSource
-from relive.record import Record
+from relive.record import Record, shared_location
 from relive.snapshot import Snapshot
 from relive.trajectory import Trajectory
 
@@ -65,7 +65,12 @@ class PklFormat(Format):
 
         size = files.write_atomic(self.path(folder, record), fill, sync=sync)
         layout = layout_of(snapshot)
-        return replace(record, format=self.name, layout=layout, location={"size_bytes": size})
+        return replace(
+            record,
+            format=self.name,
+            layout=layout,
+            location=shared_location((("size_bytes", size),)),
+        )
 
     def rows(self, folder: Path, record: Record, names: Iterable[str]) -> RowSource:
         """Read a whole trajectory for its rows; see `Format.rows`."""

@@ -27,7 +27,7 @@ from relive.formats.layouts import layout_of
 from relive.formats.mappings import Mappings
 from relive.formats.torchfile import Decoded, read_torch_file
 from relive.gather import KeptRows, RowSource
-from relive.record import ColumnLayout, Layout, Record
+from relive.record import ColumnLayout, Layout, Record, shared_location
 from relive.snapshot import TEXT, Snapshot
 from relive.trajectory import COLUMN_FIELDS, Trajectory
 
@@ -83,7 +83,7 @@ class PtFormat(Format):
         size = files.write_atomic(self.path(folder, record), fill, sync=sync)
         self._mappings.forget((folder, record.uuid))
         ((layout, data_start),) = placed
-        location = {"size_bytes": size, "data_start": data_start}
+        location = shared_location((("size_bytes", size), ("data_start", data_start)))
         return replace(record, format=self.name, layout=layout, location=location)
 
     def rows(self, folder: Path, record: Record, names: Iterable[str]) -> RowSource:
