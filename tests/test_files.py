@@ -104,7 +104,7 @@ def _write(file: BinaryIO, block: bytes) -> None:
     file.write(block)
 
 
-class TestCopyAndMove:
+class TestCopy:
     def test_a_copy_is_whole_and_its_own(self, tmp_path: Path) -> None:
         source, target = tmp_path / "a", tmp_path / "b"
         source.write_bytes(bytes(range(256)) * 9000)
@@ -121,24 +121,6 @@ class TestCopyAndMove:
         monkeypatch.setattr(os, "replace", refuse)
         with pytest.raises(OSError, match="no space"):
             files.copy(tmp_path / "a", tmp_path / "b", sync=False)
-        assert names_in(tmp_path) == ["a"]
-
-    def test_a_move_to_another_file_system_copies(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "a").write_bytes(b"x")
-        monkeypatch.setattr(os, "replace", Refusing("replace", iter([True]), errno.EXDEV))
-        files.move(tmp_path / "a", tmp_path / "b")
-        assert names_in(tmp_path) == ["b"]
-        assert (tmp_path / "b").read_bytes() == b"x"
-
-    def test_a_move_that_is_refused_leaves_the_file(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "a").write_bytes(b"x")
-        monkeypatch.setattr(os, "replace", refuse)
-        with pytest.raises(OSError, match="no space"):
-            files.move(tmp_path / "a", tmp_path / "b")
         assert names_in(tmp_path) == ["a"]
 
 

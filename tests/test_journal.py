@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -249,6 +251,39 @@ class TestSyncedPoint:
         journal.mark_moved()
         assert replay(tmp_path).moving is None
         journal.close()
+
+
+class TestReaders:
+    def test_beside_the_writer_they_find_all_that_was_noted_before(self, tmp_path: Path) -> None:
+        journal, model = Journal(tmp_path, None), Model()
+        num_noted = 0
+        num_read: list[int] = []
+        problems: list[str] = []
+        is_over = threading.Event()
+
+        def read() -> None:
+            while not is_over.is_set():
+                before = num_noted
+                found = replay(tmp_path)
+                ids = list(found.contents.records)
+                problems.extend(found.problems)
+                if ids != list(range(len(ids))) or len(ids) < before:
+                    problems.append(f"{before} were noted, but {ids} are found")
+                num_read.append(len(ids))
+
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(read)
+            while (num_noted < 100 or len(set(num_read)) < 5) and not reading.done():
+                add_next(journal, model, num_noted % 3)
+                num_noted += 1
+                if num_noted % 4 == 0:
+                    journal.export(lambda: None)
+                if num_noted % 7 == 0:
+                    fold(journal)
+            is_over.set()
+            reading.result()
+        journal.close()
+        assert problems == []
 
 
 class TestFailures:

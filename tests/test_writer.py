@@ -92,6 +92,25 @@ class TestOrder:
         writer.drain(LONG_S)
         assert writer.pending_bytes == 0
 
+    def test_what_is_queued_later_is_not_waited_for(self, writer: Writer, gate: Gate) -> None:
+        later = Gate()
+        with ThreadPoolExecutor(1) as pool:
+            draining = pool.submit(writer.drain, LONG_S)
+            wait_until(writer, lambda: len(writer._jobs) == 2)
+            writer.submit(Job("later", later))
+            gate.may_end.set()
+            draining.result(LONG_S)
+            later.may_end.set()
+
+    def test_the_thread_can_be_started_before_a_job_comes(self) -> None:
+        before = threading.active_count()
+        writer = Writer("test writer", lambda: None)
+        writer.start()
+        writer.start()
+        assert threading.active_count() == before + 1
+        writer.close()
+        assert threading.active_count() == before
+
 
 class TestFailure:
     def test_it_stops_the_queue_and_is_told_once_with_all_facts(self, writer: Writer) -> None:
@@ -357,6 +376,16 @@ class TestEnd:
             gate.may_end.set()
             abandoning.result(LONG_S)
         assert (seen, writer.pending_bytes) == ([], 0)
+
+    def test_abandoning_ends_every_wait(self, writer: Writer, gate: Gate) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            draining = pool.submit(writer.drain, LONG_S)
+            wait_until(writer, lambda: len(writer._jobs) == 2)
+            abandoning = pool.submit(writer.abandon)
+            wait_until(writer, lambda: len(writer._jobs) == 1)
+            gate.may_end.set()
+            draining.result(LONG_S)
+            abandoning.result(LONG_S)
 
     def test_abandoning_after_a_failure_ends_the_thread(self) -> None:
         before = threading.active_count()

@@ -115,7 +115,8 @@ class TrajectoryReplayBuffer(BufferReader):
             durability: What a stored trajectory survives: "process", a killed process;
                 "power", a power loss, at the price of an fsync a trajectory.
             if_exists: What to do with a store found in `auto_save_path`: "refuse", "resume" or
-                "overwrite". The last removes only what the found index names.
+                "overwrite". The last removes only what the found index names. A closed store that
+                is resumed draws on where it stopped, unless `stream` says otherwise.
             allow_pickle: Whether "pkl" files may hold more than tensors and plain containers.
             framework: What batches and trajectories are made of: "torch" or "numpy".
             stream: Integers of at least 0 mixed into the seed, such as rank and worker.
@@ -202,7 +203,7 @@ class TrajectoryReplayBuffer(BufferReader):
         try:
             if found.was_closed:
                 metadata = read_metadata(disk.folder / METADATA_NAME)
-                self._draws.load_state_dict(metadata["relive"]["state"])
+                self._draws.go_on_from(metadata["relive"]["state"], contents.journal_bytes)
         except (CorruptFileError, MissingFileError, KeyError) as error:
             warnings.warn(f"the store's draws do not go on where they were: {error}", stacklevel=3)
         try:
@@ -394,30 +395,29 @@ class TrajectoryReplayBuffer(BufferReader):
         check_count("local_rank", local_rank, 0)
         check_count("world_size", world_size)
         path = checked_path("load_path", load_path)
-        checkpoint = read_checkpoint(path, self._formats)
-        if checkpoint.state is not None:
-            self._draws.check_state(checkpoint.state)
-        start, stop = shard_bounds(len(checkpoint.entries), local_rank, world_size)
-        numbering = checkpoint.numbering
-        if is_distributed:
-            numbering = numbering.for_rank(local_rank, world_size)
         with self._store.adding():
-            if self._store.disk is not None:
+            if self._store.disk is not None:  # first, for the checkpoint may be the own folder
                 self._store.disk.raise_failure_or_retry()
                 self._store.disk.flush(None)
-            numbering = numbering.not_before(self._store.index.numbering)
+            checkpoint = read_checkpoint(path, self._formats)
+            if checkpoint.state is not None:
+                self._draws.check_state(checkpoint.state)
+            start, stop = shard_bounds(len(checkpoint.entries), local_rank, world_size)
+            numbering = checkpoint.numbering
+            if is_distributed:
+                numbering = numbering.for_rank(local_rank, world_size)
             restore_entries(
                 self._store,
                 self._formats,
                 checkpoint.entries[start:stop],
-                numbering=numbering,
+                numbering=numbering.not_before(self._store.index.numbering),
                 schema=checkpoint.schema,
                 declared=self._columns,
                 num_in_memory=self._cache.max_size if self.auto_save else self.sample_window_size,
             )
         # the counter keeps a later load from repeating the draws of this one
         counter = checkpoint.numbering.next_trajectory_id
-        if is_distributed:
+        if is_distributed and (world_size > 1 or checkpoint.state is None):
             self._draws.begin_stream((local_rank, world_size), counter)
         elif checkpoint.state is not None:
             self._draws.go_on_from(checkpoint.state, counter)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from relive import files
 from relive.errors import StorageWriteError
-from relive.folder import OpenedFolder, finish_moves, set_aside
+from relive.folder import OpenedFolder, finish_moves, naming_folder, set_aside
 from relive.format_set import FormatSet
 from relive.formats.checksum import checksums
 from relive.index import Numbering
@@ -58,7 +59,7 @@ class Disk:
                 is being closed. Called in the writer's thread.
 
         Raises:
-            OSError: The disk refused.
+            StorageError: The disk refused.
         """
         self.folder = opened.folder
         """Where everything lies."""
@@ -68,7 +69,8 @@ class Disk:
         self._lock = opened.lock
         self._metadata = metadata
         self._syncs_each = durability == "power"
-        self._journal = Journal(self.folder, opened.found)
+        with naming_folder(self.folder):
+            self._journal = Journal(self.folder, opened.found)
         self._writer = Writer(f"relive writer of {self.folder.name}", self._do_idle_work)
         self._unsynced: list[Record] = []
         self._unsynced_bytes = 0
@@ -328,7 +330,8 @@ class Disk:
         """Put everything stored so far on the disk, and note it in the journal."""
         for record in self._unsynced:
             if record.trajectory_id in self._journal.contents.records:
-                self.formats.of(record).sync(self.folder, record)
+                with suppress(FileNotFoundError):  # whoever reads it is told
+                    self.formats.of(record).sync(self.folder, record)
         files.sync_folder(self.folder)
         self._journal.mark_synced()
         self._unsynced.clear()

@@ -36,7 +36,6 @@ __all__ = [
     "keep_previous",
     "list_names",
     "map_readonly",
-    "move",
     "read_bytes",
     "remove",
     "remove_any",
@@ -180,17 +179,6 @@ def remove_folder(folder: Path) -> None:
     """Remove a folder of our own with everything in it; one that is gone already is fine."""
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(folder)
-
-
-def move(source: Path, target: Path, *, sync: bool = False) -> None:
-    """Move a file, over to another file system by a copy when need be."""
-    try:
-        os.replace(source, target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        copy(source, target, sync=sync)
-        source.unlink()
 
 
 def keep_previous(path: Path, suffix: str) -> None:

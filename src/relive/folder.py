@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -37,6 +38,7 @@ __all__ = [
     "IfExists",
     "OpenedFolder",
     "finish_moves",
+    "naming_folder",
     "open_folder",
     "set_aside",
 ]
@@ -62,6 +64,7 @@ _OWN_NAMES = frozenset(
     }
 )
 _TRAJECTORY_FILE = re.compile(r"trajectory_(\d{1,18})_.*\.(pt|pkl)")
+_TEMPORARY = re.compile(r"\..*\.[0-9a-f]{8}" + re.escape(files.TEMPORARY_SUFFIX))
 
 
 @dataclass
@@ -93,8 +96,19 @@ def open_folder(
         StorageError: The disk refused.
         CorruptFileError: Its index cannot be read.
     """
-    try:
+    with naming_folder(folder):
         return _open(folder, formats, if_exists, break_lock)
+
+
+@contextmanager
+def naming_folder(folder: Path) -> Iterator[None]:
+    """Name the folder in what the disk refuses to a block that opens it.
+
+    Raises:
+        StorageError: In place of `OSError`.
+    """
+    try:
+        yield
     except StorageError:
         raise
     except OSError as error:
@@ -120,7 +134,7 @@ def _open(folder: Path, formats: FormatSet, if_exists: IfExists, break_lock: boo
         _check_contents(folder, if_exists)  # again: another process may have been here
         names = files.list_names(folder)
         for name in names:
-            if name.startswith(".") and name.endswith(files.TEMPORARY_SUFFIX):
+            if _TEMPORARY.fullmatch(name):
                 files.remove_any(folder / name)
         if JOURNAL_NAME not in names:
             return OpenedFolder(folder, lock, None)
@@ -132,17 +146,17 @@ def _open(folder: Path, formats: FormatSet, if_exists: IfExists, break_lock: boo
             _wipe(folder, formats, found)
             return OpenedFolder(folder, lock, None)
         _repair(folder, formats, found)
+        for problem in found.problems:
+            warnings.warn(f"{str(folder)!r}: {problem}", stacklevel=5)
+        return OpenedFolder(folder, lock, found)
     except BaseException:
         lock.release()
         raise
-    for problem in found.problems:
-        warnings.warn(f"{str(folder)!r}: {problem}", stacklevel=5)
-    return OpenedFolder(folder, lock, found)
 
 
 def _check_contents(folder: Path, if_exists: IfExists) -> None:
     names = files.list_names(folder) if folder.is_dir() else []
-    others = [n for n in names if n != LOCK_NAME and not n.endswith(files.TEMPORARY_SUFFIX)]
+    others = [n for n in names if n != LOCK_NAME and not _TEMPORARY.fullmatch(n)]
     if JOURNAL_NAME in names and if_exists == "refuse":
         raise StoreExistsError(
             f"{str(folder)!r} holds a store already; open it with if_exists='resume', replace it "

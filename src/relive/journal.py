@@ -57,10 +57,17 @@ class Journal:
         self._is_closed = False
         path = folder / INDEX_NAME
         self._index_bytes = files.size_bytes(path) if files.exists(path) else 0
+        try:
+            self._open(found)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _open(self, found: Replay | None) -> None:
         if found is not None and found.is_cut:
             self._fold(lambda: None)
         elif found is not None and found.valid_bytes:
-            self._file = files.AppendFile(folder / JOURNAL_NAME)
+            self._file = files.AppendFile(self._folder / JOURNAL_NAME)
             if self._file.size_bytes > found.valid_bytes:
                 self._file.truncate(found.valid_bytes)
         changes: list[dict[str, Any]] = [{"op": "open", "process": os.getpid()}]

@@ -159,12 +159,22 @@ def _read(entry: Entry, formats: FormatSet, declared: Columns, brought: _Brought
     else:
         snapshot = formats.of(record).read(entry.folder, record)
         record = replace(record, trajectory_id=entry.trajectory_id, first_row_id=entry.first_row_id)
-    brought.schema, admitted = admit(brought.schema, declared, snapshot)
-    if len(admitted.columns) != len(snapshot.columns):  # some are dropped
-        layout = layout_of(admitted)
-        record = replace(record, layout=layout, checksums=checksums(admitted, layout))
+        snapshot = _without_dropped(snapshot, brought.schema)
+    brought.schema, snapshot = admit(brought.schema, declared, snapshot)
+    if len(snapshot.columns) != len(record.layout.columns):
+        layout = layout_of(snapshot)
+        texts = {name: text for name, text in record.texts.items() if name in layout}
+        digests = checksums(snapshot, layout)
+        record = replace(record, layout=layout, checksums=digests, texts=texts)
     brought.records.append(record)
-    brought.snapshots[record.trajectory_id] = admitted
+    brought.snapshots[record.trajectory_id] = snapshot
+
+
+def _without_dropped(snapshot: Snapshot, schema: Schema | None) -> Snapshot:
+    """Leave out columns that a file has, though its store dropped them when it was loaded."""
+    known = snapshot.columns if schema is None else schema.columns
+    columns = {name: column for name, column in snapshot.columns.items() if name in known}
+    return replace(snapshot, columns=columns)
 
 
 def _describe_foreign(snapshot: Snapshot, entry: Entry) -> Record:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from relive.column_spec import ColumnSpec, Default, row_from_json, row_to_json
 from relive.errors import ColumnMismatchError, CorruptFileError, InvalidArgumentError
 from relive.snapshot import Column, Snapshot
+from relive.tensors import is_tensor
 
 __all__ = ["ColumnSpec", "Columns", "Schema", "admit", "conform"]
 
@@ -65,20 +66,25 @@ class Columns:
         if isinstance(self.required, Mapping):
             for name, spec in self.required.items():
                 _check_declared(name, spec)
-        object.__setattr__(self, "optional", deepcopy(dict(self.optional)))
+        own = {
+            name: value.detach().clone() if is_tensor(value) else deepcopy(value)
+            for name, value in self.optional.items()
+        }
+        object.__setattr__(self, "optional", own)
         _defaults_of(self)
 
 
 def _check_declared(name: str, spec: object) -> None:
+    told = (
+        f"column {name!r} is declared as {spec!r}, but must be a ColumnSpec of a PyTorch type or "
+        "'text' and of a shape"
+    )
+    if not isinstance(spec, ColumnSpec):
+        raise InvalidArgumentError(told)
     try:
-        if not isinstance(spec, ColumnSpec):
-            raise TypeError(f"it is a {type(spec).__name__}")
         spec.check(None)
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidArgumentError(
-            f"column {name!r} is declared as {spec!r}, but must be a ColumnSpec of a PyTorch type "
-            f"or 'text' and of a shape ({error})"
-        ) from error
+        raise InvalidArgumentError(f"{told} ({error})") from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -231,7 +237,7 @@ def conform(schema: Schema, declared: Columns) -> Schema:
         columns=kept,
         defaults={name: value for name, value in defaults.items() if name in kept},
         unseen=(schema.unseen | (declared.optional.keys() - schema.columns.keys())) & kept.keys(),
-        drop_others=declared.drop_others,
+        drop_others=declared.drop_others or (declared.required is None and schema.drop_others),
     )
 
 

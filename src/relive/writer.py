@@ -162,7 +162,7 @@ class Writer:
                 self._wake()
         self._wait(
             lambda: (
-                reached.is_set()
+                (reached.is_set() or (self._is_closing and not self._jobs))
                 and self._running is not self._idle_job
                 and (self._idle_served >= asked or self._is_closing or bool(self._jobs))
             ),

@@ -106,7 +106,7 @@ def _make(env_id: str) -> gymnasium.Env[Any, Any]:
     except gymnasium.error.Error as error:
         raise InvalidArgumentError(
             f"env is {env_id!r}, but Gymnasium cannot make it: {str(error).rstrip('.')}; "
-            "choose an id with continuous actions, such as 'Pendulum-v1' or 'MountainCarContinuous-v0'"
+            "choose an id with continuous actions, such as 'Pendulum-v1'"
         ) from error
 
 

@@ -31,13 +31,18 @@ def closing_words(outcome: Outcome) -> list[str]:
     if outcome.was_interrupted:
         return [*lines, "To go on:", f"  relive demo --resume --dir {where}"]
     more = max(settings.steps, 2 * history.steps)
-    other = "MountainCarContinuous-v0" if settings.env == DEFAULT_ENV else DEFAULT_ENV
+    other = [f"  relive demo --env {DEFAULT_ENV} --dir {where}-2"]
+    if settings.env == DEFAULT_ENV:
+        other = [
+            '  pip install "gymnasium[mujoco]"',
+            f"  relive demo --env InvertedPendulum-v5 --steps 30000 --dir {where}-2",
+        ]
     return [
         *lines,
         "To try next:",
         f"  relive info {shlex.quote(str(folder.buffer))}",
         f"  relive demo --resume --dir {where} --steps {more}",
-        f"  relive demo --env {other} --steps 40000 --dir {where}-2",
+        *other,
         "The code of the demo, to copy from: the package relive.demo, which says where to start.",
     ]
 
