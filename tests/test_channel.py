@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -216,14 +217,14 @@ class TestTimeLimits:
             channel.put(7)
             assert taker.result() == 7
 
-    @pytest.mark.parametrize("limit", [-1, float("inf"), float("nan"), 1e300, "1", None])
+    @pytest.mark.parametrize("limit", [-1, float("inf"), float("nan"), 1e300, "1", True, None])
     def test_a_limit_that_is_none_is_refused(self, limit: Any) -> None:
         channel: Channel[int] = Channel(1)
         calls: list[Callable[[], Any]] = [lambda: Channel[int](1, timeout_s=limit)]
         if limit is not None:  # which takes the channel's
             calls += [lambda: channel.get(timeout_s=limit), lambda: channel.put(1, timeout_s=limit)]
         for call in calls:
-            with pytest.raises(InvalidArgumentError, match=r"timeout_s is .* limit from 0"):
+            with pytest.raises(InvalidArgumentError, match=r"timeout_s is .* seconds from 0 to "):
                 call()
         assert len(channel) == 0
 
@@ -231,6 +232,11 @@ class TestTimeLimits:
     def test_a_size_below_one_is_refused(self, maxsize: Any) -> None:
         with pytest.raises(InvalidArgumentError, match=r"maxsize is .* at least 1"):
             Channel(maxsize)
+
+    def test_numbers_of_numpy_become_plain_ones(self) -> None:
+        channel: Channel[int] = Channel(np.int64(2), timeout_s=np.float32(0.5))
+        assert (type(channel.maxsize), type(channel.timeout_s)) == (int, float)
+        assert (channel.maxsize, channel.timeout_s) == (2, 0.5)
 
 
 def list_and_close(channel: Channel[int]) -> list[int]:

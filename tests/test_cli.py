@@ -96,8 +96,6 @@ class TestDemo:
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
-        pytest.importorskip("gymnasium")
-        pytest.importorskip("matplotlib")
         folder = tmp_path / "run"
         assert call("demo", "--env", env, "--dir", str(folder), monkeypatch=monkeypatch) == 1
         assert capsys.readouterr().err.startswith(message)
@@ -106,8 +104,6 @@ class TestDemo:
     def test_a_run_says_where_everything_lies_and_what_to_try(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        pytest.importorskip("gymnasium")
-        pytest.importorskip("matplotlib")
         folder = tmp_path / "run"
         arguments = ["demo", "--steps", "50", "--num-envs", "2", "--dir", str(folder)]
         monkeypatch.setattr(sys, "argv", ["relive", *arguments, "--seed", "3", "--goal", "inf"])
@@ -128,9 +124,6 @@ class TestDemo:
     def test_what_an_environment_raises_ends_it_with_a_clear_last_line(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        pytest.importorskip("gymnasium")
-        pytest.importorskip("matplotlib")
-
         def fail(*args: object, **kwargs: object) -> None:
             raise ZeroDivisionError("it broke")
 
@@ -143,9 +136,6 @@ class TestDemo:
     def test_a_second_ctrl_c_ends_it_without_a_traceback(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        pytest.importorskip("gymnasium")
-        pytest.importorskip("matplotlib")
-
         def stop(*args: object, **kwargs: object) -> None:
             raise KeyboardInterrupt
 
@@ -155,8 +145,6 @@ class TestDemo:
 
     @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")
     def test_ctrl_c_saves_the_run(self, tmp_path: Path) -> None:
-        pytest.importorskip("gymnasium")
-        pytest.importorskip("matplotlib")
         folder = tmp_path / "run"
         arguments = ["demo", "--dir", str(folder), "--steps", "100000", "--goal", "inf"]
         with subprocess.Popen(

@@ -930,7 +930,11 @@ class TestWrongParts:
             {"join": ("a",)},
             {"join": ("a", "b", "a")},
             {"max_open": 0},
+            {"max_episode_length": -4},
+            {"max_episode_length": 2.0},
             {"stall_timeout_s": 0},
+            {"stall_timeout_s": "x"},
+            {"stall_timeout_s": True},
             {"stall_timeout_s": float("nan")},
             {"stall_timeout_s": float("inf")},
         ],
@@ -939,6 +943,14 @@ class TestWrongParts:
         [name] = arguments
         with pytest.raises(InvalidArgumentError, match=name):
             TrajectoryCollector(**{"steps_per_epoch": 2, **arguments})
+
+    def test_integers_of_numpy_are_taken(self) -> None:
+        two: Any = np.int64(2)
+        collector = TrajectoryCollector(
+            two, num_epochs=two, split=(two,), max_open=two, max_episode_length=two
+        )
+        [trajectory] = add_all(collector, steps_of(Key(), 2, epochs=2)[::2])
+        assert type(trajectory.max_episode_length) is int
 
 
 class TestLimits:

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-import numpy as np
 import pytest
 
 from relive import files
@@ -171,37 +169,6 @@ class TestExchange:
         (tmp_path / "a").mkdir()
         with pytest.raises(FileNotFoundError):
             files.exchange(tmp_path / "a", tmp_path / "b")
-
-
-class TestMapReadonly:
-    def test_bytes_stay_readable_when_the_file_is_gone(self, tmp_path: Path) -> None:
-        path = tmp_path / "a"
-        path.write_bytes(bytes(range(200)))
-        mapped = files.map_readonly(path)
-        path.unlink()
-        view = mapped[50:]
-        del mapped
-        gc.collect()
-        assert view[:3].tolist() == [50, 51, 52]
-        with pytest.raises(ValueError, match="read-only"):
-            view[0] = 1
-
-    def test_no_file_stays_open(self, tmp_path: Path) -> None:
-        path = tmp_path / "a"
-        path.write_bytes(b"x" * 5000)
-        before = open_descriptors()
-        mapped = [files.map_readonly(path) for _ in range(20)]
-        assert open_descriptors() == before
-        assert all(one.sum() == 5000 * ord("x") for one in mapped)
-
-    def test_an_empty_file_is_an_empty_array(self, tmp_path: Path) -> None:
-        (tmp_path / "a").touch()
-        assert files.map_readonly(tmp_path / "a").shape == (0,)
-        assert files.map_readonly(tmp_path / "a").dtype == np.uint8
-
-    def test_a_missing_file_is_told(self, tmp_path: Path) -> None:
-        with pytest.raises(FileNotFoundError):
-            files.map_readonly(tmp_path / "a")
 
 
 class TestAppendFile:

@@ -29,6 +29,7 @@ from relive.errors import (
 )
 from relive.formats import FORMATS, Format, PklFormat, PtFormat, create_format
 from relive.formats.torchfile import read_torch_file
+from relive.mapped_files import map_readonly
 from relive.record import Layout, Record
 from relive.snapshot import take_snapshot
 from relive.testing import FormatConformance, addressed, differences, record_of
@@ -277,14 +278,13 @@ class TestMappings:
     ) -> None:
         form = PtFormat()
         record = write(tmp_path, 3, form)
-        map_readonly = files.map_readonly
 
         def map_and_lose(path: Path) -> Any:
             mapped = map_readonly(path)
             form.remove(tmp_path, record)
             return mapped
 
-        monkeypatch.setattr(files, "map_readonly", map_and_lose)
+        monkeypatch.setattr("relive.formats.pt.map_readonly", map_and_lose)
         rows = form.rows(tmp_path, record, ["rewards"])
         assert rows["curr_obs/id"][0] == 3_000_000
         del rows

@@ -17,19 +17,19 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "relive"
 
 LAYERS = (
     ("errors",),
-    ("columns", "dtypes", "files", "locks"),
+    ("columns", "dtypes", "files", "libc", "locks", "mapped_files", "warning"),
     ("lifetime", "limits", "listeners", "options", "randomness", "sharding", "waiting"),
     ("runs", "tensors"),
     ("interventions", "part", "trajectory"),
     ("snapshot",),
     ("record", "record_json"),
     ("column_spec", "gather", "index", "leases", "spec", "texts"),
-    ("batches", "index_file"),
+    ("batches", "buffer_state", "index_file"),
     ("cache", "channel", "collection", "collector", "formats", "gym", "samplers"),
     ("describe", "draws", "format_set", "journal", "journal_lines", "replay"),
     ("folder", "writer"),
     ("disk", "row_reading"),
-    ("store",),
+    ("store", "store_reader"),
     ("checkpoint", "checkpoint_reading", "restoring"),
     ("buffer_reader",),
     ("buffer",),
@@ -44,7 +44,7 @@ FACADE_USERS = ("cli", "compat", "demo", "testing")
 THREAD_OWNERS = ("demo", "testing", "writer")
 """Only these start threads."""
 
-DISK_OWNERS = ("cli", "demo", "files", "locks", "testing")
+DISK_OWNERS = ("cli", "demo", "files", "locks", "mapped_files", "testing")
 """Only these open, write, rename or remove by themselves; all others go through `files`.
 
 `locks` opens the lock file, whose descriptor is the lock.

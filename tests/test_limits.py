@@ -36,7 +36,9 @@ class TestLimits:
             Limits(max_pending_bytes=None)  # type: ignore[arg-type]  # that it is refused is the point
 
     def test_numpys_integers_are_bounds_too(self) -> None:
-        assert Limits(max_samples=np.int64(3)).exceeded(1, 4, 1)
+        limits = Limits(max_samples=np.int64(3))
+        assert limits.exceeded(1, 4, 1)
+        assert type(limits.max_samples) is int
 
     def test_they_cannot_be_changed(self) -> None:
         limits = Limits()

@@ -1,643 +1,598 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening a folder: what is refused, resumed, replaced and repaired, also after a kill."""
+"""Opening a store: new, found, locked, killed, damaged; forked children, and the program's end."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import shutil
 import signal
+import subprocess
+import sys
+import textwrap
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 
-from journals import Disk
-from programs import run_program, start_program
-from relive import Columns, TrajectoryReplayBuffer
+from relive import Columns, Trajectory, TrajectoryReplayBuffer, files
 from relive.errors import (
     ColumnMismatchError,
     CorruptFileError,
     ForkedError,
-    MissingFileError,
+    InvalidArgumentError,
     StorageError,
     StoreExistsError,
     StoreLockedError,
+    UnsupportedValueError,
 )
-from trajectories import address_of, check_rows, same_trajectory, traj, trajectory_files
+from trajectories import (
+    address_of,
+    check_rows,
+    make_checkpoint,
+    same_trajectory,
+    traj,
+    trajectory_files,
+)
 
-CHOICES = ["refuse", "resume", "overwrite"]
-FORMATS = ["pt", "pkl"]
-
-IfExists = Literal["refuse", "resume", "overwrite"]
+TESTS = Path(__file__).resolve().parent
 
 
-def open_store(folder: Path, if_exists: IfExists = "resume", **options: Any) -> Any:
-    return TrajectoryReplayBuffer(
-        auto_save=True, auto_save_path=folder, if_exists=if_exists, **options
+def open_store(folder: Path, **options: Any) -> TrajectoryReplayBuffer:
+    return TrajectoryReplayBuffer(auto_save=True, auto_save_path=folder, **options)
+
+
+def resume(folder: Path, **options: Any) -> TrajectoryReplayBuffer:
+    return open_store(folder, if_exists="resume", **options)
+
+
+def fill(folder: Path, num: int = 2, **options: Any) -> None:
+    with open_store(folder, **options) as buffer:
+        buffer.add_trajectories([traj(k) for k in range(num)])
+
+
+def ks_of(buffer: TrajectoryReplayBuffer) -> set[int]:
+    batch = buffer.sample(200)
+    check_rows(batch)
+    return set(address_of(batch)[0].tolist())
+
+
+def run_python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a program that may import what these tests import."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
     )
 
 
-def make_store(folder: Path, num: int = 3, **options: Any) -> Path:
-    """Make a closed store with `traj(0)` to `traj(num - 1)`."""
-    with open_store(folder, "refuse", **options) as buffer:
-        buffer.add_trajectories([traj(k) for k in range(num)])
-    return folder
-
-
-def make_killed_store(folder: Path, num: int = 3, **options: Any) -> Path:
-    """Make a store as a writer leaves it that is killed after it flushed: a copy of it alive."""
-    alive = folder.with_name(f"{folder.name}-alive")
-    with open_store(alive, "refuse", **options) as buffer:
-        buffer.add_trajectories([traj(k) for k in range(num)])
-        buffer.flush()
-        shutil.copytree(alive, folder)
-    return folder
-
-
-def contents_of(folder: Path) -> dict[str, bytes]:
-    """Return every file of a folder but the lock, whose text may change at any opening."""
+def tree(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "writer.lock"
+        if path.is_file()
     }
 
 
-def file_of(folder: Path, trajectory_id: int) -> Path:
-    (path,) = folder.glob(f"trajectory_{trajectory_id}_*")
-    return path
+class TestWhatIsFound:
+    """B55."""
 
-
-def cut(path: Path) -> None:
-    """Leave the first half of a file."""
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def check_holds(buffer: TrajectoryReplayBuffer, ks: list[int]) -> None:
-    """Prove that the buffer has these trajectories, each under its number as id, and no other."""
-    assert len(buffer) == len(ks)
-    for k in ks:
-        assert same_trajectory(buffer.trajectory(k), traj(k))
-    batch, info = buffer.sample(64, return_info=True)
-    check_rows(batch, info, {k: k for k in ks})
-
-
-class TestNewFolder:
-    @pytest.mark.parametrize("if_exists", CHOICES)
-    @pytest.mark.parametrize("is_there", [True, False])
-    def test_any_choice_opens_an_empty_or_missing_one(
-        self, if_exists: IfExists, is_there: bool, tmp_path: Path
+    @pytest.mark.parametrize("if_exists", ["refuse", "resume", "overwrite"])
+    @pytest.mark.parametrize("found", ["nothing", "parents missing", "empty"])
+    def test_a_new_folder_is_begun_whatever_was_said(
+        self, if_exists: Any, found: str, tmp_path: Path
     ) -> None:
-        folder = tmp_path / "a" / "b"
-        if is_there:
-            folder.mkdir(parents=True)
-        with open_store(folder, if_exists) as buffer:
+        folder = tmp_path / ("a/b/c" if found == "parents missing" else "store")
+        if found == "empty":
+            folder.mkdir()
+        with open_store(folder, if_exists=if_exists) as buffer:
+            assert len(buffer) == 0
             assert buffer.add_trajectories([traj(0)]) == [0]
         assert trajectory_files(folder) == [0]
 
-    def test_a_relative_path_is_that_of_the_moment_of_opening(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "elsewhere").mkdir()
-        monkeypatch.chdir(tmp_path)
-        with open_store(Path("store")) as buffer:
-            monkeypatch.chdir(tmp_path / "elsewhere")
-            buffer.add_trajectories([traj(0)])
-        assert trajectory_files(tmp_path / "store") == [0]
-        assert list((tmp_path / "elsewhere").iterdir()) == []
+    def test_a_store_is_refused_unless_told_otherwise(self, tmp_path: Path) -> None:
+        fill(tmp_path / "store")
+        before = tree(tmp_path)
+        with pytest.raises(StoreExistsError, match=r"if_exists='resume'.*'overwrite'") as raised:
+            open_store(tmp_path / "store")
+        assert isinstance(raised.value, FileExistsError)
+        assert raised.value.path == str(tmp_path / "store")
+        assert tree(tmp_path) == before
 
-
-class TestStoreFound:
-    """B55."""
-
-    def test_it_is_refused_unless_told_otherwise(self, tmp_path: Path) -> None:
-        folder = make_store(tmp_path / "store")
-        before = contents_of(folder)
-        with pytest.raises(StoreExistsError, match=r"resume.*overwrite") as raised:
-            TrajectoryReplayBuffer(auto_save=True, auto_save_path=folder)
-        assert raised.value.path == str(folder)
-        assert contents_of(folder) == before
-
-    @pytest.mark.parametrize("trajectory_format", FORMATS)
-    def test_resumed_it_goes_on(self, trajectory_format: str, tmp_path: Path) -> None:
-        folder = make_store(tmp_path / "store", trajectory_format=trajectory_format)
-        with open_store(folder, trajectory_format=trajectory_format) as buffer:
-            check_holds(buffer, [0, 1, 2])
-            assert buffer.add_trajectories([traj(3)]) == [3]
-            check_holds(buffer, [0, 1, 2, 3])
-
-    def test_it_may_be_resumed_in_another_format(self, tmp_path: Path) -> None:
-        folder = make_store(tmp_path / "store", trajectory_format="pkl")
-        with open_store(folder, trajectory_format="pt") as buffer:
+    def test_a_resumed_store_goes_on(self, tmp_path: Path) -> None:
+        fill(tmp_path / "store")
+        with resume(tmp_path / "store") as buffer:
+            assert (len(buffer), buffer.total_samples, ks_of(buffer)) == (2, 24, {0, 1})
+            assert buffer.get_stats()["cache_size"] == 2
+            with pytest.raises(ColumnMismatchError):
+                buffer.add_trajectories([Trajectory(rewards=np.zeros((2, 2)))])
+            assert buffer.add_trajectories([traj(2)]) == [2]
+        with resume(tmp_path / "store", trajectory_format="pkl") as buffer:
             buffer.add_trajectories([traj(3)])
-        with open_store(folder, trajectory_format="pkl", cache_size=0) as buffer:
-            check_holds(buffer, [0, 1, 2, 3])
+            assert ks_of(buffer) == {0, 1, 2, 3}
 
-    def test_many_resumes_double_nothing(self, tmp_path: Path) -> None:
-        """B32."""
-        folder = make_store(tmp_path / "store")
-        for _ in range(3):
-            with open_store(folder) as buffer:
-                check_holds(buffer, [0, 1, 2])
-
-    def test_ids_of_what_was_deleted_are_not_given_again(self, tmp_path: Path) -> None:
-        folder = make_store(tmp_path / "store")
-        with open_store(folder) as buffer:
-            buffer.delete([2])
-            rows_before = buffer.state_dict()["next_row_id"]
-        with open_store(folder) as buffer:
-            check_holds(buffer, [0, 1])
-            assert buffer.state_dict()["next_row_id"] == rows_before
-            assert buffer.add_trajectories([traj(3)]) == [3]
-
-    def test_overwritten_it_is_a_new_one(self, tmp_path: Path) -> None:
-        folder = make_store(tmp_path / "store")
-        with open_store(folder, "overwrite") as buffer:
-            assert len(buffer) == 0
-            assert trajectory_files(folder) == []
-            assert buffer.add_trajectories([traj(7)]) == [0]
-        with open_store(folder) as buffer:
-            assert same_trajectory(buffer.trajectory(0), traj(7))
-
-    @pytest.mark.parametrize("if_exists", ["resume", "overwrite"])
-    def test_values_of_an_earlier_run_never_show(self, if_exists: IfExists, tmp_path: Path) -> None:
+    def test_an_overwritten_store_leaves_nothing(self, tmp_path: Path) -> None:
         folder = tmp_path / "store"
         with open_store(folder) as buffer:
-            buffer.add_trajectories([traj(0, extra={"d": np.ones((4, 3))})])
-        with open_store(folder, if_exists) as buffer:
-            if if_exists == "resume":
-                with pytest.raises(ColumnMismatchError, match="missing: extras/d"):
-                    buffer.add_trajectories([traj(1)])
-                buffer.delete([0])
-                buffer.add_trajectories([traj(2, extra={"d": np.full((4, 3), 2.0)})])
-                assert set(buffer.sample(60)["extras"]["d"].tolist()) == {2.0}
-            else:
-                buffer.add_trajectories([traj(1)])
-                assert "extras" not in buffer.sample(60)
+            extra = {"d": np.full((4, 3), 1)}
+            buffer.add_trajectories([traj(k, extra=extra, weights_id="old") for k in range(3)])
+        with open_store(folder, if_exists="overwrite") as buffer:
+            assert (len(buffer), buffer.trajectory_counter) == (0, 0)
+            assert trajectory_files(folder) == []
+            buffer.add_trajectories([traj(7)])
+            assert "extras" not in buffer.sample(5)
+        assert trajectory_files(folder) == [0]
+        with resume(folder) as buffer:
+            assert ks_of(buffer) == {7}
 
-    def test_one_that_does_not_fit_the_declaration_is_refused_and_left(
+    @pytest.mark.parametrize("if_exists", ["refuse", "resume", "overwrite"])
+    @pytest.mark.parametrize("found", ["file", "below a file", "others", "checkpoint"])
+    def test_what_is_no_store_is_left_alone(
+        self, if_exists: Any, found: str, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "place"
+        if found == "checkpoint":
+            make_checkpoint(folder, [traj(0)])
+        elif found == "others":
+            folder.mkdir()
+            (folder / "thesis.tex").write_text("mine")
+        else:
+            folder.write_text("mine")
+        before = tree(tmp_path)
+        place = folder / "store" if found == "below a file" else folder
+        with pytest.raises(StorageError, match="place"):
+            open_store(place, if_exists=if_exists)
+        assert tree(tmp_path) == before
+
+    def test_overwriting_spares_what_the_index_does_not_name(self, tmp_path: Path) -> None:
+        folder = tmp_path / "store"
+        fill(folder)
+        for name in ("notes.txt", "trajectory_9_.pt"):
+            (folder / name).write_text("mine")
+            before = tree(folder)
+            with pytest.raises(StoreExistsError, match=f"{name}.*not overwritten"):
+                open_store(folder, if_exists="overwrite")
+            assert tree(folder) == before
+            (folder / name).unlink()
+        with open_store(folder, if_exists="overwrite") as buffer:
+            assert len(buffer) == 0
+
+    @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+    @pytest.mark.parametrize("at", ["mkdir", "lock", "journal"])
+    def test_a_folder_that_cannot_be_written_is_named(
+        self, number: int, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: Any, **__: Any) -> Any:
+            raise OSError(number, os.strerror(number), str(tmp_path / "store"))
+
+        with monkeypatch.context() as patch:
+            if at == "mkdir":
+                patch.setattr(files, "create_folder", fail)
+            elif at == "lock":
+                patch.setattr(os, "ftruncate", fail)
+            else:
+                patch.setattr(files, "write_atomic", fail)
+            with pytest.raises(StorageError, match="store") as raised:
+                open_store(tmp_path / "store")
+            assert raised.value.errno == number
+        with open_store(tmp_path / "store", if_exists="resume") as buffer:  # the lock is free
+            buffer.add_trajectories([traj(0)])
+
+    def test_a_declaration_that_does_not_fit_is_refused_and_the_lock_is_free(
         self, tmp_path: Path
     ) -> None:
-        folder = make_store(tmp_path / "store")
-        before = contents_of(folder)
-        with pytest.raises(ColumnMismatchError, match="versions"):
-            open_store(folder, columns=Columns(required=("versions",)))
-        assert contents_of(folder) == before
-        open_store(folder).close()
+        fill(tmp_path / "store")
+        for columns in (Columns(required=["versions"]), Columns(required=["rewards"])):
+            with pytest.raises(ColumnMismatchError, match="does not fit"):
+                resume(tmp_path / "store", columns=columns)
+        columns = Columns(required=["curr_obs/id", "rewards"], drop_others=True)
+        with resume(tmp_path / "store", columns=columns) as buffer:
+            assert set(buffer.sample(3)) == {"curr_obs", "rewards"}
+        columns = Columns(optional={"versions": -1})
+        with resume(tmp_path / "store", columns=columns) as buffer:
+            assert buffer.sample(3)["versions"].tolist() == [-1] * 3
 
 
-class TestOtherThings:
-    @pytest.mark.parametrize("if_exists", CHOICES)
-    @pytest.mark.parametrize(
-        "name", ["notes.txt", "metadata.json", "trajectory_0_.pt", ".draft.tmp", "notes.tmp"]
-    )
-    def test_a_folder_with_anything_of_others_is_refused_and_left(
-        self, if_exists: IfExists, name: str, tmp_path: Path
-    ) -> None:
-        (tmp_path / name).write_text("mine")
-        with pytest.raises(StoreExistsError, match="a folder of its own"):
-            open_store(tmp_path, if_exists)
-        assert contents_of(tmp_path) == {name: b"mine"}
+class TestExactResume:
+    def test_a_closed_store_draws_on(self, tmp_path: Path) -> None:
+        fill(tmp_path / "store", seed=5)
+        draws = []
+        for _ in range(3):
+            with resume(tmp_path / "store", seed=1) as buffer:
+                draws.append(buffer.sample(20)["curr_obs"]["id"].tolist())
+                assert buffer.seed == 5
+        whole = TrajectoryReplayBuffer(seed=5)
+        whole.add_trajectories([traj(0), traj(1)])
+        assert draws == [whole.sample(20)["curr_obs"]["id"].tolist() for _ in range(3)]
 
-    @pytest.mark.parametrize("name", ["notes.txt", ".draft.tmp", "trajectory_7_.pt"])
-    def test_a_store_with_something_of_others_is_not_overwritten(
-        self, name: str, tmp_path: Path
-    ) -> None:
-        folder = make_store(tmp_path / "store")
-        (folder / name).write_text("mine")
-        before = contents_of(folder)
-        with pytest.raises(StoreExistsError, match=name):
-            open_store(folder, "overwrite")
-        assert contents_of(folder) == before
-
-    @pytest.mark.parametrize("if_exists", CHOICES)
-    def test_a_file_is_no_folder(self, if_exists: IfExists, tmp_path: Path) -> None:
-        path = tmp_path / "file"
-        path.write_text("mine")
-        with pytest.raises(StoreExistsError, match="is a file"):
-            open_store(path, if_exists)
-        with pytest.raises(StorageError, match="cannot be opened for writing"):
-            open_store(path / "below", if_exists)
-        assert path.read_text() == "mine"
-
-
-class TestRefusingDisk:
-    @pytest.mark.parametrize("if_exists", ["resume", "overwrite"])
-    @pytest.mark.parametrize("make", [make_store, make_killed_store, None])
-    def test_whatever_it_refuses_is_named_and_the_next_opening_succeeds(
-        self, if_exists: IfExists, make: Callable[[Path], Path] | None, tmp_path: Path
-    ) -> None:
-        model = None if make is None else make(tmp_path / "model")
-        num_descriptors = len(os.listdir("/proc/self/fd"))
-        for break_at in range(100):
-            folder = tmp_path / str(break_at)
-            if model is not None:
-                shutil.copytree(model, folder)
-            disk, refused, buffer = Disk(break_at), False, None
-            with disk.breaking(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of an index that was rebuilt
-                try:
-                    buffer = open_store(folder, if_exists)
-                except StorageError as error:
-                    assert str(folder) in str(error)
-                    assert error.errno == 28
-                    refused = True
-            if buffer is not None:
-                if model is not None and if_exists == "resume":
-                    check_holds(buffer, [0, 1, 2])
-                buffer.close()
-            if disk.num_done <= break_at:
-                break
-            assert refused or buffer is not None
-            assert len(os.listdir("/proc/self/fd")) <= num_descriptors
+    def test_a_killed_store_draws_something_else_each_time(self, tmp_path: Path) -> None:
+        fill(tmp_path / "store")
+        draws = []
+        for _ in range(4):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                reopened = open_store(folder, "resume")
-            with reopened as buffer:
-                if model is not None and if_exists == "resume":
-                    check_holds(buffer, [0, 1, 2])
-                assert len(buffer.add_trajectories([traj(7)])) == 1
-        assert 3 < break_at < 99
+                buffer = resume(tmp_path / "store")
+            draws.append(tuple(buffer.sample(20)["curr_obs"]["id"].tolist()))
+            kill(buffer)
+        assert len(set(draws)) == 4
 
 
-class TestOneWriter:
-    @pytest.mark.parametrize("if_exists", ["resume", "overwrite"])
-    def test_a_folder_open_elsewhere_is_refused_and_left(
-        self, if_exists: IfExists, tmp_path: Path
-    ) -> None:
+def kill(buffer: TrajectoryReplayBuffer) -> None:
+    """Let go of the folder as a kill would, in this process."""
+    disk = buffer._store.disk
+    assert disk is not None
+    disk.abandon()
+    leave_alone(buffer)
+
+
+class TestLocks:
+    def test_a_folder_has_one_writer(self, tmp_path: Path) -> None:
         with open_store(tmp_path / "store") as buffer:
+            for if_exists in ("resume", "overwrite"):
+                with pytest.raises(StoreLockedError, match=rf"process {os.getpid()} on "):
+                    open_store(tmp_path / "store", if_exists=if_exists)
             buffer.add_trajectories([traj(0)])
+        with resume(tmp_path / "store") as buffer:
+            assert ks_of(buffer) == {0}
+
+    def test_a_lock_of_another_host_is_broken_only_when_told(self, tmp_path: Path) -> None:
+        fill(tmp_path / "store")
+        lock = tmp_path / "store" / "writer.lock"
+        lock.write_text(json.dumps({"process": 77, "host": "elsewhere", "time": 0.0}))
+        with pytest.raises(StoreLockedError, match=r"process 77 on elsewhere.*break_lock=True"):
+            resume(tmp_path / "store")
+        with resume(tmp_path / "store", break_lock=True) as buffer:
+            assert ks_of(buffer) == {0, 1}
+
+    def test_another_process_is_kept_out_too(self, tmp_path: Path) -> None:
+        script = """
+            import sys
+            from relive.errors import StoreLockedError
+            from relive import TrajectoryReplayBuffer
+            try:
+                TrajectoryReplayBuffer(
+                    auto_save=True, auto_save_path=sys.argv[1], if_exists="resume"
+                )
+            except StoreLockedError as error:
+                print(error)
+        """
+        with open_store(tmp_path / "store"):
+            ran = run_python(script, tmp_path / "store")
+            assert f"process {os.getpid()}" in ran.stdout, ran.stderr
+
+
+class TestKills:
+    """B45."""
+
+    SCRIPT = """
+        import os, sys
+        from trajectories import traj
+        from relive import TrajectoryReplayBuffer
+        folder, kind, num_flushed = sys.argv[1], sys.argv[2], int(sys.argv[3])
+        buffer = TrajectoryReplayBuffer(
+            auto_save=True, auto_save_path=folder, trajectory_format=kind, if_exists="resume"
+        )
+        start = buffer.trajectory_counter
+        for k in range(start, start + num_flushed):
+            buffer.add_trajectories([traj(k, weights_id=f"w{k}")])
             buffer.flush()
-            before = contents_of(tmp_path / "store")
-            with pytest.raises(StoreLockedError, match=f"by process {os.getpid()} on"):
-                open_store(tmp_path / "store", if_exists)
-            assert contents_of(tmp_path / "store") == before
-            check_holds(buffer, [0])
-        open_store(tmp_path / "store", if_exists).close()
+        for k in range(start + num_flushed, start + 200):
+            buffer.add_trajectories([traj(k, weights_id=f"w{k}")])
+            if k == start + num_flushed + 3:
+                print(start + num_flushed, flush=True)
+    """
 
-    def test_an_opening_that_warns_leaves_no_lock_when_warnings_are_errors(
-        self, tmp_path: Path
-    ) -> None:
-        folder = make_killed_store(tmp_path / "store")
-        cut(file_of(folder, 1))
-        with warnings.catch_warnings(), pytest.raises(UserWarning, match="set aside"):
-            warnings.simplefilter("error")
-            open_store(folder)
-        with pytest.warns(UserWarning, match="set aside"):
-            open_store(folder).close()
-
-
-FLUSHING_WRITER = """
-import sys
-from relive import TrajectoryReplayBuffer
-from trajectories import traj
-
-buffer = TrajectoryReplayBuffer(
-    auto_save=True, auto_save_path=sys.argv[1], trajectory_format=sys.argv[2], sample_window_size=0
-)
-for k in range(900):
-    buffer.add_trajectories([traj(k)])
-    buffer.flush()
-    print(k, flush=True)
-"""
-
-
-class TestKilledWriter:
-    @pytest.mark.parametrize(("trajectory_format", "num"), [("pt", 3), ("pkl", 20)])
-    def test_all_that_was_flushed_is_there(
-        self, trajectory_format: str, num: int, tmp_path: Path
-    ) -> None:
-        """B45."""
+    @pytest.mark.parametrize("kind", ["pt", "pkl"])
+    def test_what_was_flushed_is_there_after_a_kill(self, kind: str, tmp_path: Path) -> None:
         folder = tmp_path / "store"
-        with start_program(FLUSHING_WRITER, folder, trajectory_format) as process:
-            assert process.stdout is not None
-            flushed = [int(process.stdout.readline()) for _ in range(num)]
-            process.send_signal(signal.SIGKILL)
-            flushed += [int(line) for line in process.stdout if line.endswith("\n")]
-        with warnings.catch_warnings():  # a file may be there whose line is not
-            warnings.filterwarnings("ignore", message=".* not in the index", category=UserWarning)
-            buffer = open_store(folder, sample_window_size=0)
-        with buffer:
-            assert flushed == list(range(len(flushed)))
-            assert len(buffer) - len(flushed) in (0, 1)
-            check_holds(buffer, list(range(len(buffer))))
-            (new,) = buffer.add_trajectories([traj(950)])
-            assert new not in flushed
+        for num_flushed in (1, 6):
+            with subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    textwrap.dedent(self.SCRIPT),
+                    folder,
+                    kind,
+                    f"{num_flushed}",
+                ],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
+            ) as process:
+                assert process.stdout is not None
+                num = int(process.stdout.readline())
+                os.kill(process.pid, signal.SIGKILL)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*trajectory files are not in the ind")
+                warnings.filterwarnings("ignore", message=".*index was rebuilt from the journal")
+                buffer = resume(folder, sample_window_size=0)
+            with buffer:
+                stored = len(buffer)
+                assert stored >= num
+                for k in range(stored):
+                    assert same_trajectory(buffer.trajectory(k), traj(k, weights_id=f"w{k}"))
+                assert ks_of(buffer) <= set(range(stored))
+                (new,) = buffer.add_trajectories([traj(stored, weights_id="after")])
+                assert new >= stored
+                buffer.delete([new])
 
-    @pytest.mark.parametrize("trajectory_format", FORMATS)
-    def test_what_a_power_loss_tore_is_set_aside(
-        self, trajectory_format: str, tmp_path: Path
-    ) -> None:
-        folder = make_killed_store(tmp_path / "store", trajectory_format=trajectory_format)
-        path = file_of(folder, 1)
-        cut(path)
-        left = path.read_bytes()
-        with pytest.warns(UserWarning, match=r"trajectory 1 was set aside: .*trajectory_1_"):
-            buffer = open_store(folder, trajectory_format=trajectory_format)
+    def test_torn_files_that_were_not_synced_are_set_aside(self, tmp_path: Path) -> None:
+        folder = tmp_path / "store"
+        buffer = open_store(folder)
+        buffer.add_trajectories([traj(k) for k in range(4)])
+        buffer.flush()
+        kill(buffer)
+        (torn,) = folder.glob("trajectory_1_*")
+        content = torn.read_bytes()
+        torn.write_bytes(content.replace(np.array([1_001_000]).tobytes(), b"\0" * 8))
+        next(folder.glob("trajectory_3_*")).unlink()
+        with pytest.warns(UserWarning, match="trajectory 1 was set aside") as caught:
+            buffer = resume(folder)
+        assert any("trajectory 3 was set aside" in str(one.message) for one in caught)
         with buffer:
-            check_holds(buffer, [0, 2])
-            assert buffer.add_trajectories([traj(3)]) == [3]
-        (aside,) = (folder / "aside").rglob(path.name)
-        assert aside.read_bytes() == left
-        with open_store(folder, trajectory_format=trajectory_format) as buffer:
-            check_holds(buffer, [0, 2, 3])
+            assert ks_of(buffer) == {0, 2}
+            assert trajectory_files(folder) == [0, 2]
+            (aside,) = (folder / "aside").iterdir()
+            assert [path.name for path in aside.iterdir()] == [torn.name]
+            assert buffer.add_trajectories([traj(4)]) == [4]
+        with resume(folder) as buffer:
+            assert ks_of(buffer) == {0, 2, 4}
 
-    def test_bytes_that_changed_are_told_by_their_checksum(self, tmp_path: Path) -> None:
-        folder = make_killed_store(tmp_path / "store")
-        path = file_of(folder, 2)
-        block = bytearray(path.read_bytes())
-        place = block.find(np.array([2_000_000, 2_000_001]).tobytes())
-        block[place] ^= 1
-        path.write_bytes(block)
-        with pytest.warns(UserWarning, match="trajectory 2 was set aside: .*checksum"):
-            buffer = open_store(folder)
+    def test_files_synced_before_are_taken_as_they_are(self, tmp_path: Path) -> None:
+        folder = tmp_path / "store"
+        fill(folder, 3)
+        (damaged,) = folder.glob("trajectory_1_*")
+        damaged.write_bytes(damaged.read_bytes()[:-20])
+        buffer = resume(folder, cache_size=0)
+        kill(buffer)
+        with resume(folder, cache_size=0) as buffer:
+            assert len(buffer) == 3
+            with pytest.raises(CorruptFileError, match="trajectory 1"):
+                buffer.trajectory(1)
+            check_rows(buffer.gather([0, 24]))
+
+    def test_orphan_files_are_reported_and_their_ids_not_given_again(self, tmp_path: Path) -> None:
+        folder = tmp_path / "store"
+        fill(folder)
+        (folder / "trajectory_6_x.pt").write_bytes(b"of a write that was cut off")
+        (folder / ".trajectory_7_.pt.0123abcd.tmp").write_bytes(b"likewise")
+        with pytest.warns(UserWarning, match=r"1 trajectory files are not in the index.*_6_x"):
+            buffer = resume(folder)
         with buffer:
-            check_holds(buffer, [0, 1])
-
-    def test_files_without_a_line_are_reported_and_their_ids_not_given(
-        self, tmp_path: Path
-    ) -> None:
-        folder = make_killed_store(tmp_path / "store")
-        orphan = folder / "trajectory_8_.pt"
-        shutil.copy(file_of(folder, 0), orphan)
-        with pytest.warns(UserWarning, match=r"1 trajectory files .*trajectory_8_"):
-            buffer = open_store(folder)
-        with buffer:
-            check_holds(buffer, [0, 1, 2])
-            assert buffer.add_trajectories([traj(9)]) == [9]
-        assert orphan.exists()
-
-    def test_what_was_half_written_goes(self, tmp_path: Path) -> None:
-        folder = make_killed_store(tmp_path / "store")
-        (folder / ".trajectory_3_.pt.0123abcd.tmp").write_bytes(b"half")
-        (folder / "incoming-0123abcd").mkdir()
-        (folder / "incoming-0123abcd" / "trajectory_0_.pt").write_bytes(b"half")
-        with open_store(folder) as buffer:
-            check_holds(buffer, [0, 1, 2])
-        assert not list(folder.glob(".*"))
-        assert not list(folder.glob("incoming-*"))
+            assert ks_of(buffer) == {0, 1}
+            assert buffer.add_trajectories([traj(7)]) == [7]
+        assert (folder / "trajectory_6_x.pt").exists()
+        assert not list(folder.glob(".*.tmp"))
 
 
 class TestDamagedIndex:
-    @pytest.mark.parametrize("make", [make_store, make_killed_store])
-    @pytest.mark.parametrize(
-        "damage",
-        [
-            cut,
-            lambda path: path.write_text('{"another": "program"}'),
-            lambda path: path.write_text("[1, 2]"),
-            lambda path: path.write_bytes(b"\xff\x00"),
-        ],
-        ids=["cut", "foreign", "list", "bytes"],
-    )
-    def test_it_is_rebuilt_from_the_journal(
-        self, make: Callable[[Path], Path], damage: Callable[[Path], None], tmp_path: Path
+    """B48."""
+
+    @pytest.mark.parametrize("content", [b"", b"half", b"[1, 2]", b'{"a": 1}'])
+    def test_a_cut_or_foreign_index_is_rebuilt_from_the_journal(
+        self, content: bytes, tmp_path: Path
     ) -> None:
-        """B48."""
-        folder = make(tmp_path / "store")
-        damage(folder / "trajectory_index.json")
-        with pytest.warns(UserWarning, match=r"trajectory_index\.json.* rebuilt"):
-            buffer = open_store(folder)
-        with buffer:
-            check_holds(buffer, [0, 1, 2])
+        folder = tmp_path / "store"
         with open_store(folder) as buffer:
-            check_holds(buffer, [0, 1, 2])
-
-    def test_metadata_of_others_cost_only_the_draws(self, tmp_path: Path) -> None:
-        folder = make_store(tmp_path / "store")
-        for text in ("{", "[]", "{}", '{"relive": {"version": 1}}'):
-            (folder / "metadata.json").write_text(text)
-            with pytest.warns(UserWarning, match="draws do not go on"):
-                buffer = open_store(folder)
-            with buffer:
-                check_holds(buffer, [0, 1, 2])
-
-    def test_without_index_and_journal_nothing_is_made_up(self, tmp_path: Path) -> None:
-        folder = make_store(tmp_path / "store")
-        (folder / "trajectory_index.json").write_bytes(b"{")
-        (folder / "trajectory_index.journal").write_bytes(b"{")
-        before = contents_of(folder)
-        for if_exists in ("resume", "overwrite"):
-            with pytest.raises(CorruptFileError, match=r"trajectory_index\.json"):
-                open_store(folder, if_exists)
-        assert contents_of(folder) == before
-
-
-class TestDamagedTrajectory:
-    @pytest.mark.parametrize("trajectory_format", FORMATS)
-    @pytest.mark.parametrize(
-        ("damage", "error"),
-        [(Path.unlink, MissingFileError), (cut, CorruptFileError)],
-        ids=["gone", "cut"],
-    )
-    def test_its_file_is_named_and_the_others_stay_usable(
-        self,
-        trajectory_format: str,
-        damage: Callable[[Path], None],
-        error: type[Exception],
-        tmp_path: Path,
-    ) -> None:
-        folder = make_store(tmp_path / "store", trajectory_format=trajectory_format)
-        path = file_of(folder, 1)
-        damage(path)
-        with open_store(folder, trajectory_format=trajectory_format, cache_size=0) as buffer:
-            with pytest.raises(error, match=path.name):
-                buffer.trajectory(1)
-            with pytest.raises(error, match=path.name):
-                buffer.sample(200)
-            check_rows(buffer.gather([0, 11, 24, 35]))
-            buffer.delete([1])
-            check_holds(buffer, [0, 2])
-
-    def test_a_cache_that_cannot_be_filled_is_told(self, tmp_path: Path) -> None:
-        folder = make_store(tmp_path / "store")
-        file_of(folder, 1).unlink()
-        with pytest.warns(UserWarning, match=r"cache could not be filled: .*trajectory_1_"):
-            buffer = open_store(folder)
+            buffer.add_trajectories([traj(k) for k in range(5)])
+            buffer.delete([2])
+        path = folder / "trajectory_index.json"
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2] if content == b"half" else content)
+        with pytest.warns(UserWarning, match=r"trajectory_index\.json.*rebuilt"):
+            buffer = resume(folder)
         with buffer:
-            assert same_trajectory(buffer.trajectory(2), traj(2))
+            assert (ks_of(buffer), len(buffer)) == ({0, 1, 3, 4}, 4)
+            assert buffer.add_trajectories([traj(5)]) == [5]
+        assert json.loads(path.read_text())["trajectory_id_list"] == [0, 1, 3, 4, 5]
 
+    def test_a_missing_index_is_written_again(self, tmp_path: Path) -> None:
+        fill(tmp_path / "store")
+        index = tmp_path / "store" / "trajectory_index.json"
+        index.unlink()  # as in a store that was killed before it first wrote one
+        with resume(tmp_path / "store") as buffer:
+            assert ks_of(buffer) == {0, 1}
+        assert json.loads(index.read_text())["trajectory_id_list"] == [0, 1]
 
-def in_fork(action: Callable[[], Any]) -> Any:
-    """Return what an action returns in a forked child, by way of JSON."""
-    can_read, can_write = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.write(can_write, json.dumps(action()).encode())
-        except BaseException as error:
-            os.write(can_write, json.dumps(repr(error)).encode())
-        os._exit(0)
-    os.close(can_write)
-    with os.fdopen(can_read, "rb") as file:
-        result = json.loads(file.read())
-    os.waitpid(child, 0)
-    return result
+    def test_metadata_that_is_gone_or_foreign_only_costs_the_draws(self, tmp_path: Path) -> None:
+        folder = tmp_path / "store"
+        fill(folder)
+        for content in (b"{", b"{}", None):
+            path = folder / "metadata.json"
+            path.unlink() if content is None else path.write_bytes(content)
+            with pytest.warns(UserWarning, match=r"draws do not go on.*metadata\.json"):
+                buffer = resume(folder)
+            with buffer:
+                assert ks_of(buffer) == {0, 1}
+        json.loads((folder / "metadata.json").read_text())
 
+    def test_without_index_and_journal_nothing_is_guessed(self, tmp_path: Path) -> None:
+        folder = tmp_path / "store"
+        fill(folder)
+        (folder / "trajectory_index.json").write_bytes(b"{")
+        (folder / "trajectory_index.journal").write_bytes(b"no line of ours\n")
+        before = tree(folder)
+        with pytest.raises(CorruptFileError, match="trajectory_index"):
+            resume(folder)
+        assert tree(folder) == before
+        assert trajectory_files(folder) == [0, 1]
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-class TestFork:
-    @pytest.mark.parametrize("trajectory_format", FORMATS)
-    @pytest.mark.parametrize("cache_size", [0, 5])
-    def test_the_child_samples_on_a_stream_of_its_own(
-        self, trajectory_format: str, cache_size: int, tmp_path: Path
+    @pytest.mark.parametrize("damage", ["missing", "cut"])
+    def test_a_store_with_a_bad_trajectory_file_opens_and_the_rest_is_usable(
+        self, damage: str, tmp_path: Path
     ) -> None:
-        """B65."""
-        with open_store(
-            tmp_path / "store", trajectory_format=trajectory_format, cache_size=cache_size
-        ) as buffer:
-            buffer.add_trajectories([traj(k) for k in range(3)])
+        folder = tmp_path / "store"
+        fill(folder, 3)
+        (path,) = folder.glob("trajectory_2_*")
+        path.unlink() if damage == "missing" else path.write_bytes(path.read_bytes()[:100])
+        with pytest.warns(UserWarning, match="trajectory 2"):
+            buffer = resume(folder)
+        with buffer:
+            assert len(buffer) == 3
+            check_rows(buffer.gather([0, 12]))
+            buffer.delete([2])
+            assert ks_of(buffer) == {0, 1}
+
+
+class TestForks:
+    """B65: a forked copy samples on a stream of its own, and writes nothing."""
+
+    pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
+
+    def in_child(self, work: Callable[[], Any]) -> Any:
+        """Run something in a forked child and return what it gives, as JSON."""
+        reading, writing = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads
+            child = os.fork()
+        if not child:
+            try:
+                os.close(reading)
+                with os.fdopen(writing, "w") as pipe:
+                    json.dump(work(), pipe)
+            except BaseException as error:
+                os.write(2, repr(error).encode())
+                os._exit(1)
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            told = json.load(pipe)
+        assert os.waitpid(child, 0)[1] == 0
+        return told
+
+    @pytest.mark.parametrize("kind", ["memory", "pt", "pkl"])
+    def test_children_draw_streams_of_their_own(self, kind: str, tmp_path: Path) -> None:
+        options: dict[str, Any] = {"cache_size": 1, "framework": "numpy"}
+        if kind != "memory":
+            options |= {"auto_save": True, "trajectory_format": kind}
+            options |= {"auto_save_path": tmp_path / "store"}
+        with TrajectoryReplayBuffer(**options) as buffer:
+            buffer.add_trajectories([traj(k, T=20, B=5) for k in range(3)])
+
+            def draw() -> list[int]:
+                batch, info = buffer.sample(30, return_info=True)
+                check_rows(batch, info, {0: 0, 1: 1, 2: 2})
+                check_rows(buffer.gather(info.row_ids))
+                assert same_trajectory(buffer.trajectory(0), traj(0, T=20, B=5))
+                ids: list[int] = info.row_ids.tolist()
+                return ids
+
+            draws = [self.in_child(draw), self.in_child(draw), draw(), draw()]
+            assert len(set(map(tuple, draws))) == 4
+            buffer.add_trajectories([traj(3, T=20, B=5)])
             buffer.flush()
 
-            def draw() -> Any:
-                batch, info = buffer.sample(64, return_info=True)
-                check_rows(batch, info, {0: 0, 1: 1, 2: 2})
-                return info.row_ids.tolist()
-
-            draws = [in_fork(draw), in_fork(draw), draw()]
-            assert all(isinstance(drawn, list) for drawn in draws), draws
-            assert len(set(map(tuple, draws))) == 3
-            check_holds(buffer, [0, 1, 2])
-
-    def test_the_child_does_not_write(self, tmp_path: Path) -> None:
-        make_store(tmp_path / "other").rename(tmp_path / "checkpoint")
+    def test_children_cannot_write_and_leave_the_store_to_the_parent(self, tmp_path: Path) -> None:
         with open_store(tmp_path / "store") as buffer:
             buffer.add_trajectories([traj(0)])
-            buffer.flush()
-            before = contents_of(tmp_path / "store")
 
             def try_all() -> list[str]:
-                refused = []
-                for write in (
+                told = []
+                calls: list[Callable[[], Any]] = [
                     lambda: buffer.add_trajectories([traj(1)]),
                     lambda: buffer.delete([0]),
                     buffer.clear,
                     buffer.flush,
-                    lambda: buffer.save_checkpoint(tmp_path / "saved"),
+                    lambda: buffer.save_checkpoint(tmp_path / "checkpoint"),
                     lambda: buffer.load_checkpoint(tmp_path / "checkpoint"),
-                ):
-                    try:
-                        write()
-                    except ForkedError as error:
-                        refused.append(str(error))
+                ]
+                for call in calls:
+                    with pytest.raises(ForkedError) as raised:
+                        call()
+                    told.append(str(raised.value))
                 buffer.close()
-                return refused
+                return told
 
-            refused = in_fork(try_all)
-            assert len(refused) == 6, refused
-            assert f"process {os.getpid()}" in refused[0]
-            assert contents_of(tmp_path / "store") == before
-            assert not (tmp_path / "saved").exists()
+            told = self.in_child(try_all)
+            assert len(told) == 6
+            assert all(f"process {os.getpid()}" in text for text in told)
             assert buffer.add_trajectories([traj(1)]) == [1]
-            check_holds(buffer, [0, 1])
+            with pytest.raises(StoreLockedError):
+                resume(tmp_path / "store")
+        assert trajectory_files(tmp_path / "store") == [0, 1]
 
-    def test_what_is_not_written_yet_can_be_sampled_in_the_child(self, tmp_path: Path) -> None:
-        with open_store(tmp_path / "store", cache_size=0) as buffer:
-            buffer.add_trajectories([traj(k, T=40, B=8, wide=True) for k in range(8)])
+    def test_a_child_that_outlives_the_parents_buffer_does_not_hold_the_lock(
+        self, tmp_path: Path
+    ) -> None:
+        buffer = open_store(tmp_path / "store")
+        waiting, go = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if not child:
+            os.close(go)
+            os.read(waiting, 1)
+            os._exit(0)
+        os.close(waiting)
+        try:
+            buffer.close()
+            resume(tmp_path / "store").close()
+        finally:
+            os.close(go)
+            os.waitpid(child, 0)
 
-            def draw() -> bool:
-                check_rows(buffer.sample(64))
-                return True
+    def test_a_buffer_does_not_travel_by_pickle(self) -> None:
+        import pickle
 
-            assert in_fork(draw) is True
-
-
-FORGETFUL = """
-import sys
-from relive import TrajectoryReplayBuffer
-from trajectories import traj
-
-def run():
-    buffer = TrajectoryReplayBuffer(auto_save=True, auto_save_path=sys.argv[1])
-    buffer.add_trajectories([traj(k, T=40, wide=True) for k in range(20)])
-    buffer.sample(10)
-
-run()
-raise KeyError("forgotten")
-"""
-
-
-class TestExit:
-    def test_a_buffer_that_nobody_closed_stores_everything(self, tmp_path: Path) -> None:
-        with start_program(FORGETFUL, tmp_path / "store") as process:
-            _, complaints = process.communicate()
-        assert process.returncode == 1
-        assert complaints.splitlines()[-1] == "KeyError: 'forgotten'"
-        with open_store(tmp_path / "store") as buffer:
-            assert len(buffer) == 20
-            assert same_trajectory(buffer.trajectory(19), traj(19, T=40, wide=True))
+        with pytest.raises(UnsupportedValueError, match="belongs to one process"):
+            pickle.dumps(TrajectoryReplayBuffer())
 
 
-CONTINUATION = """
-import sys
-from relive import TrajectoryReplayBuffer
+class TestProgramEnd:
+    def test_what_was_not_closed_is_stored_all_the_same(self, tmp_path: Path) -> None:
+        script = """
+            import sys
+            from trajectories import traj
+            from relive import TrajectoryReplayBuffer
+            for name in ("one", "other"):
+                buffer = TrajectoryReplayBuffer(
+                    auto_save=True, auto_save_path=f"{sys.argv[1]}/{name}", if_exists="resume"
+                )
+                buffer.add_trajectories([traj(k, T=50, B=20, wide=True) for k in range(8)])
+            raise SystemExit(3)
+        """
+        ran = run_python(script, tmp_path)
+        assert (ran.returncode, ran.stderr) == (3, "")
+        for name in ("one", "other"):
+            with resume(tmp_path / name) as buffer:
+                assert ks_of(buffer) == set(range(8))
 
-with TrajectoryReplayBuffer(
-    auto_save=True, auto_save_path=sys.argv[1], if_exists="resume", seed=99
-) as buffer:
-    print(*buffer.sample(50, return_info=True)[1].row_ids)
-"""
+    def test_an_end_that_cannot_store_says_so(self, tmp_path: Path) -> None:
+        script = """
+            import shutil, sys
+            from trajectories import traj
+            from relive import TrajectoryReplayBuffer
+            buffer = TrajectoryReplayBuffer(auto_save=True, auto_save_path=sys.argv[1])
+            buffer.flush()
+            shutil.rmtree(sys.argv[1])
+            buffer.add_trajectories([traj(0)])
+        """
+        ran = run_python(script, tmp_path / "store")
+        assert "could not store everything at exit" in ran.stderr
+        assert "trajectory 0 could not be written" in ran.stderr
 
+    def test_an_opened_store_that_nothing_was_added_to_ends_well(self, tmp_path: Path) -> None:
+        fill(tmp_path / "store")
+        script = """
+            import sys
+            from relive import TrajectoryReplayBuffer
+            buffer = TrajectoryReplayBuffer(
+                auto_save=True, auto_save_path=sys.argv[1], if_exists="resume", framework="numpy"
+            )
+            print(buffer.sample(5)["rewards"].shape)
+        """
+        ran = run_python(script, tmp_path / "store")
+        assert (ran.stdout, ran.stderr) == ("(5,)\n", "")
+        with resume(tmp_path / "store") as buffer:
+            assert ks_of(buffer) == {0, 1}
 
-class TestDraws:
-    def rows(self, buffer: TrajectoryReplayBuffer) -> list[int]:
-        _, info = buffer.sample(50, return_info=True)
-        return [int(row_id) for row_id in info.row_ids]
-
-    def test_a_closed_store_goes_on_exactly_in_another_process(self, tmp_path: Path) -> None:
-        """B31."""
-        with open_store(tmp_path / "a", seed=7) as buffer:
-            buffer.add_trajectories([traj(k) for k in range(3)])
-            first = self.rows(buffer)
-            buffer.save_checkpoint(tmp_path / "b")
-        with TrajectoryReplayBuffer(seed=8) as going_on:
-            going_on.load_checkpoint(tmp_path / "b")
-            expected = self.rows(going_on)
-        printed = run_program(CONTINUATION, tmp_path / "a")
-        assert [int(row_id) for row_id in printed.split()] == expected
-        assert expected != first
-
-    def test_a_killed_store_repeats_no_draw(self, tmp_path: Path) -> None:
-        folder = make_killed_store(tmp_path / "store")
-        drawn = []
-        for attempt in range(3):
-            copy = tmp_path / f"copy-{attempt}"
-            shutil.copytree(folder, copy)
-            with open_store(folder) as buffer:
-                drawn.append(tuple(self.rows(buffer)))
-                drawn.append(tuple(self.rows(buffer)))
-            shutil.rmtree(folder)
-            with open_store(copy):
-                shutil.copytree(copy, folder)  # killed once more
-        assert len(set(drawn)) == len(drawn)
-
-    def test_copies_of_a_store_opened_on_different_streams_differ(self, tmp_path: Path) -> None:
-        make_store(tmp_path / "0")
-        shutil.copytree(tmp_path / "0", tmp_path / "1")
-        drawn = []
-        for rank in (0, 1):
-            with open_store(tmp_path / str(rank), stream=(rank,)) as buffer:
-                drawn.append(self.rows(buffer))
-                expected = self.rows_after(buffer)
-            with open_store(tmp_path / str(rank), stream=(rank,)) as buffer:
-                assert self.rows(buffer) == expected
-        assert drawn[0] != drawn[1]
-
-    def rows_after(self, buffer: TrajectoryReplayBuffer) -> list[int]:
-        """Return what will be drawn next, without drawing it."""
-        state = buffer.state_dict()
-        rows = self.rows(buffer)
-        buffer.load_state_dict(state)
-        return rows
-
-    def test_drawn_rows_are_counted_over_resumes(self, tmp_path: Path) -> None:
-        folder = make_store(tmp_path / "store")
-        for num in (1, 2):
-            with open_store(folder) as buffer:
-                k, _, _ = address_of(buffer.sample(50))
-                assert set(k) == {0, 1, 2}
-                assert buffer.get_stats()["sampled_chunks"] == 50 * num
+    def test_an_unknown_answer_to_what_exists_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidArgumentError, match=r"if_exists is 'append'.*'overwrite'"):
+            open_store(tmp_path / "store", if_exists="append")
+        assert not (tmp_path / "store").exists()

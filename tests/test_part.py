@@ -63,6 +63,11 @@ class TestTrajectoryPart:
         )
         assert pickle.loads(pickle.dumps(part)) == part
 
+    def test_integers_of_numpy_become_plain_ones(self) -> None:
+        part = make_part(incarnation=np.int64(1), step=np.int8(-1))
+        assert (part.incarnation, part.step) == (1, -1)
+        assert (type(part.incarnation), type(part.step)) == (int, int)
+
     @pytest.mark.parametrize("group", ["", None, 3, b"g"])
     def test_a_group_without_a_name_is_refused(self, group: Any) -> None:
         with pytest.raises(InvalidArgumentError, match=r"group is .* non-empty text"):
@@ -82,7 +87,9 @@ class TestTrajectoryPart:
         ],
     )
     def test_a_wrong_number_is_named(self, name: str, number: Any, lowest: int) -> None:
-        with pytest.raises(InvalidArgumentError, match=rf"^{name} is .*'g'.* at least {lowest}$"):
+        with pytest.raises(
+            InvalidArgumentError, match=rf"^{name} of .*'g' is .* at least {lowest}$"
+        ):
             make_part(**{name: number})
 
     def test_step_minus_one_is_the_state_before_the_first(self) -> None:

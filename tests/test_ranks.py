@@ -184,7 +184,7 @@ class TestRankFolders:
         with load_all(tmp_path / "checkpoint", 2, stores) as buffers:
             for rank, buffer in enumerate(buffers):
                 buffer.add_trajectories([traj(100 + rank, weights_id=f"w{rank}")])
-        options = {"auto_save": True, "if_exists": "resume", "sample_window_size": 0}
+        options: dict[str, Any] = {"auto_save": True, "if_exists": "resume"}
         for rank in range(2):
             path = stores / str(rank)
             with TrajectoryReplayBuffer(auto_save_path=path, **options) as buffer:
@@ -194,7 +194,7 @@ class TestRankFolders:
         whole.load_checkpoint(stores)
         assert ids_of(whole) == list(range(9))
         assert ks_of(whole) == [0, 1, 2, 3, 4, 100, 101, 200, 201]
-        assert whole.add_trajectories([traj(9)]) == [9]
+        assert whole.add_trajectories([traj(9)]) == [10]  # 9 was rank 0's to give
 
     def test_an_orphan_does_not_take_a_rank_off_its_steps(self, tmp_path: Path) -> None:
         make_checkpoint(tmp_path / "checkpoint", [traj(k) for k in range(4)])

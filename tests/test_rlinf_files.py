@@ -75,7 +75,9 @@ class TestRLinfFiles:
         assert np.allclose(read.prev_logprobs, -code(k, 3) / 1000, atol=1e-6)
         assert (read.versions == k).all()
         assert read.versions.shape == (NUM_STEPS[k], NUM_ENVS, 1)
-        flags = (np.arange(read.intervene_flags.numel()) % 5 == 0).reshape(NUM_STEPS[k], NUM_ENVS, 3)
+        flags = (np.arange(read.intervene_flags.numel()) % 5 == 0).reshape(
+            NUM_STEPS[k], NUM_ENVS, 3
+        )
         assert read.intervene_flags.tolist() == flags.tolist()
         assert np.array_equal(read.forward_inputs["action"], read.actions)
         assert read.forward_inputs["chains"].shape == (NUM_STEPS[k], NUM_ENVS, 2, 3)

@@ -215,7 +215,7 @@ class TestLoads:
                     if kind == "memory":
                         buffer.load_checkpoint(tmp_path / name)
                     else:
-                        with pytest.warns(UserWarning, match="3 trajectories .* aside"):
+                        with pytest.warns(UserWarning, match="3 trajectories .*aside"):
                             buffer.load_checkpoint(tmp_path / name)
 
 

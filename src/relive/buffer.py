@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType, TracebackType
 from typing import Any, NoReturn, TypeVar, get_args
 
 from relive.buffer_reader import BufferReader
+from relive.buffer_state import BufferState
 from relive.cache import TrajectoryCache
 from relive.checkpoint import (
     check_apart,
@@ -37,9 +37,9 @@ from relive.options import (
     check_choice,
     check_count,
     check_kind,
-    check_time_limit,
     checked_path,
     checked_stream,
+    checked_time_limit,
 )
 from relive.randomness import (
     checked_seed,
@@ -53,6 +53,7 @@ from relive.spec import Columns, conform
 from relive.store import Store
 from relive.tensors import Framework
 from relive.trajectory import Trajectory
+from relive.warning import warn
 
 __all__ = ["TrajectoryReplayBuffer"]
 
@@ -131,13 +132,15 @@ class TrajectoryReplayBuffer(BufferReader):
             CorruptFileError: The store found cannot be read.
             ColumnMismatchError: The store found does not fit `columns`.
         """
-        check_count("sample_window_size", sample_window_size, 0)
-        check_count("cache_size", cache_size, 0)
+        sample_window_size = check_count("sample_window_size", sample_window_size, 0)
+        cache_size = check_count("cache_size", cache_size, 0)
         check_choice("framework", framework, get_args(Framework))
         check_choice("durability", durability, get_args(Durability))
         check_choice("if_exists", if_exists, get_args(IfExists))
         check_kind("enable_cache", enable_cache, bool)
         check_kind("auto_save", auto_save, bool)
+        check_kind("allow_pickle", allow_pickle, bool)
+        check_kind("break_lock", break_lock, bool)
         check_kind("trajectory_format", trajectory_format, str, Format)
         check_kind("sampler", sampler, Sampler, NoneType)
         check_kind("columns", columns, Columns, NoneType)
@@ -169,7 +172,8 @@ class TrajectoryReplayBuffer(BufferReader):
             limits=limits,
             remembered=sample_window_size,
             declared=self._columns,
-            on_change=draws.tell,
+            on_add=draws.on_add,
+            on_remove=draws.on_remove,
         )
         super().__init__(store, draws, sample_window_size=sample_window_size, framework=framework)
         if disk is not None and opened is not None and opened.found is not None:
@@ -203,13 +207,14 @@ class TrajectoryReplayBuffer(BufferReader):
         try:
             if found.was_closed:
                 metadata = read_metadata(disk.folder / METADATA_NAME)
-                self._draws.go_on_from(metadata["relive"]["state"], contents.journal_bytes)
+                saved = BufferState.from_json(metadata["relive"]["state"])
+                self._draws.go_on_from(saved, contents.journal_bytes)
         except (CorruptFileError, MissingFileError, KeyError) as error:
-            warnings.warn(f"the store's draws do not go on where they were: {error}", stacklevel=3)
+            warn(f"the store's draws do not go on where they were: {error}")
         try:
             self._store.fill_cache()
         except (CorruptFileError, MissingFileError) as error:
-            warnings.warn(f"the cache could not be filled: {error}", stacklevel=3)
+            warn(f"the cache could not be filled: {error}")
 
     def add_trajectories(self, trajectories: Iterable[Trajectory]) -> list[int]:
         """Add trajectories: all of them or, when it raises, none.
@@ -256,7 +261,8 @@ class TrajectoryReplayBuffer(BufferReader):
             ForkedError: This is a forked copy.
         """
         self._check_writable()
-        check_time_limit(timeout_s)
+        if timeout_s is not None:
+            timeout_s = checked_time_limit("timeout_s", timeout_s)
         if self._store.disk is not None:
             self._store.disk.raise_failure_or_retry()
             self._store.disk.flush(timeout_s)
@@ -387,21 +393,21 @@ class TrajectoryReplayBuffer(BufferReader):
             ForkedError: This is a forked copy.
         """
         self._check_writable()
+        check_kind("is_distributed", is_distributed, bool)
         if not is_distributed and (local_rank, world_size) != (0, 1):
             raise InvalidArgumentError(
                 f"local_rank is {local_rank} and world_size {world_size}, but without "
                 "is_distributed=True everything is loaded; set it, or leave them out"
             )
-        check_count("local_rank", local_rank, 0)
-        check_count("world_size", world_size)
+        local_rank = check_count("local_rank", local_rank, 0)
+        world_size = check_count("world_size", world_size)
         path = checked_path("load_path", load_path)
         with self._store.adding():
             if self._store.disk is not None:  # first, for the checkpoint may be the own folder
                 self._store.disk.raise_failure_or_retry()
                 self._store.disk.flush(None)
             checkpoint = read_checkpoint(path, self._formats)
-            if checkpoint.state is not None:
-                self._draws.check_state(checkpoint.state)
+            saved = None if checkpoint.state is None else BufferState.from_json(checkpoint.state)
             start, stop = shard_bounds(len(checkpoint.entries), local_rank, world_size)
             numbering = checkpoint.numbering
             if is_distributed:
@@ -417,19 +423,17 @@ class TrajectoryReplayBuffer(BufferReader):
             )
         # the counter keeps a later load from repeating the draws of this one
         counter = checkpoint.numbering.next_trajectory_id
-        if is_distributed and (world_size > 1 or checkpoint.state is None):
+        if is_distributed and (world_size > 1 or saved is None):
             self._draws.begin_stream((local_rank, world_size), counter)
-        elif checkpoint.state is not None:
-            self._draws.go_on_from(checkpoint.state, counter)
+        elif saved is not None:
+            self._draws.go_on_from(saved, counter)
         if stop == start:
-            warnings.warn(
+            warn(
                 f"rank {local_rank} of {world_size} loaded no trajectory: {str(path)!r} holds "
-                f"{len(checkpoint.entries)}",
-                stacklevel=2,
+                f"{len(checkpoint.entries)}"
             )
 
-    def _metadata(self, contents: IndexContents, is_closing: bool) -> dict[str, Any]:
-        del is_closing
+    def _metadata(self, contents: IndexContents) -> dict[str, Any]:
         return self._metadata_of(contents, "store", self.state_dict())
 
     def _metadata_of(

@@ -10,17 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive.batches import SampleInfo, TextForm, build_batch, choose_columns
+from relive.buffer_state import BufferState
 from relive.columns import Tree
 from relive.draws import Draws
 from relive.errors import (
     ClosedError,
-    CorruptFileError,
     EmptyBufferError,
     InvalidArgumentError,
 )
-from relive.options import check_count, check_time_limit
+from relive.index import evicted_rows
+from relive.options import check_count, check_kind, checked_time_limit
+from relive.samplers import Draw
 from relive.snapshot import restore
-from relive.store import Store, View
+from relive.store import Store
+from relive.store_reader import View
 from relive.tensors import Framework
 from relive.trajectory import Trajectory
 
@@ -53,7 +56,7 @@ class BufferReader:
 
     @sample_window_size.setter
     def sample_window_size(self, size: int) -> None:
-        check_count("sample_window_size", size, 0)
+        size = check_count("sample_window_size", size, 0)
         self._sample_window_size = self._store.remembered = size
 
     @property
@@ -116,6 +119,7 @@ class BufferReader:
         """
         self._check_open()
         check_count("num_chunks", num_chunks)
+        check_kind("return_info", return_info, bool)
         if text not in ("strings", "codes") or (text == "codes" and not return_info):
             raise InvalidArgumentError(
                 f"text is {text!r}, but must be 'strings', or 'codes' with return_info=True"
@@ -125,29 +129,33 @@ class BufferReader:
                 raise EmptyBufferError("the window holds no row; call add_trajectories() first")
             names = choose_columns(view.schema, columns, self._framework)
             draw = self._draws.draw(view.window, num_chunks)
-            batch, tables = self._store.gather(view, draw.row_ids, names)
-            batch = self._draws.sampler.finish(batch, draw)
-            info = self._info(view, draw.row_ids, tables) if return_info else {}
-        whole = build_batch(batch, tables, view.schema, self._framework, text)
-        if not return_info:
-            return whole
-        return whole, SampleInfo(**info, weights=draw.weights, probabilities=draw.probabilities)
+            needs = list(self._draws.sampler.needs)
+            if needs:
+                needs = choose_columns(view.schema, needs, self._framework)
+            read = dict.fromkeys([*names, *needs])
+            rows, tables = self._store.gather(view, draw.row_ids, list(read))
+            info = self._info(view, draw, tables) if return_info else None
+        rows = self._draws.sampler.finish(rows, draw)
+        for name in read.keys() - names:
+            rows.pop(name, None)
+        batch = build_batch(rows, tables, view.schema, self._framework, text)
+        return batch if info is None else (batch, info)
 
-    def _info(
-        self, view: View, row_ids: NDArray[np.int64], tables: Mapping[str, Sequence[str]]
-    ) -> dict[str, Any]:
-        position, rows = view.window.locate(row_ids)
+    def _info(self, view: View, draw: Draw, tables: Mapping[str, Sequence[str]]) -> SampleInfo:
+        position, rows = view.window.locate(draw.row_ids)
         trajectory_ids = view.window.trajectory_ids[position]
         distinct, places = np.unique(trajectory_ids, return_inverse=True)
         records = [self._store.find(trajectory_id)[0] for trajectory_id in distinct.tolist()]
         num_envs = np.array([record.num_envs for record in records], np.int64)[places]
-        return {
-            "row_ids": row_ids,
-            "trajectory_ids": trajectory_ids,
-            "steps": rows // num_envs,
-            "envs": rows % num_envs,
-            "texts": tables,
-        }
+        return SampleInfo(
+            row_ids=draw.row_ids,
+            trajectory_ids=trajectory_ids,
+            steps=rows // num_envs,
+            envs=rows % num_envs,
+            weights=draw.weights,
+            probabilities=draw.probabilities,
+            texts=tables,
+        )
 
     def gather(
         self, row_ids: NDArray[np.int64] | Sequence[int], *, columns: Sequence[str] | None = None
@@ -177,8 +185,7 @@ class BufferReader:
             )
         with self._store.view(0) as view:
             if view.schema is None:
-                view.window.locate(ids.astype(np.int64))
-                raise EmptyBufferError("the buffer holds no row; call add_trajectories() first")
+                raise evicted_rows(ids)
             names = choose_columns(view.schema, columns, self._framework)
             batch, tables = self._store.gather(view, ids.astype(np.int64), names)
         return build_batch(batch, tables, view.schema, self._framework, "strings")
@@ -209,12 +216,12 @@ class BufferReader:
         Without `auto_save` those that fell out of the window count too, though they can no
         longer be drawn.
         """
-        return len(self._store.index) + self._store.num_forgotten
+        return self._store.num_trajectories
 
     @property
     def total_samples(self) -> int:
         """Rows of the trajectories that `size` counts."""
-        return self._store.index.num_rows + self._store.num_forgotten_rows
+        return self._store.num_rows
 
     @property
     def trajectory_counter(self) -> int:
@@ -240,10 +247,10 @@ class BufferReader:
         Raises:
             InvalidArgumentError: An argument is no number of at least 0.
         """
-        check_time_limit(timeout_s)
-        if timeout_s is None or self.is_ready(min_size):
+        limit_s = None if timeout_s is None else checked_time_limit("timeout_s", timeout_s)
+        if limit_s is None or self.is_ready(min_size):
             return self.is_ready(min_size)
-        return await self._store.listeners.wait_until(lambda: self.is_ready(min_size), timeout_s)
+        return await self._store.listeners.wait_until(lambda: self.is_ready(min_size), limit_s)
 
     def get_stats(self) -> dict[str, float]:
         """Return what the buffer holds and did, as flat floats.
@@ -252,7 +259,7 @@ class BufferReader:
         `sampleable_*` count what the window holds, `pending_*` what waits to be written,
         `size_bytes` the columns of all trajectories.
         """
-        with self._store.view(self.sample_window_size) as view:
+        with self._store.lock, self._store.view(self.sample_window_size) as view:
             stats = {
                 "num_trajectories": self.size,
                 "total_samples": self.total_samples,
@@ -285,16 +292,12 @@ class BufferReader:
 
         Raises:
             CorruptFileError: It is no such state; nothing changed.
+            FormatVersionError: A later release saved it; nothing changed.
         """
         self._check_open()
-        try:
-            next_ids = int(state["trajectory_counter"]), int(state["next_row_id"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptFileError(
-                f"a buffer's state is {state!r:.200}, but has no valid form"
-            ) from error
-        self._draws.load_state_dict(state)
-        self._store.move_numbering(*next_ids)
+        saved = BufferState.from_json(state)
+        self._draws.load(saved)
+        self._store.move_numbering(saved.next_trajectory_id, saved.next_row_id)
 
     def _check_open(self) -> None:
         if self._is_closed:

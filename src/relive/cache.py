@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from numbers import Integral
 from typing import Any
 
 from numpy.typing import NDArray
 
-from relive.errors import InvalidArgumentError
+from relive.options import check_count
 
 __all__ = ["TrajectoryCache"]
 
@@ -41,20 +40,9 @@ class TrajectoryCache:
         Raises:
             InvalidArgumentError: A bound is too small or no integer.
         """
-        bounds: list[tuple[str, Any, int]] = [
-            ("max_size", max_size, 0),
-            ("max_bytes", max_bytes, 1),
-        ]
-        for name, bound, least in bounds:
-            if bound is None and name == "max_bytes":
-                continue
-            if isinstance(bound, bool) or not isinstance(bound, Integral) or bound < least:
-                raise InvalidArgumentError(
-                    f"{name} is {bound!r}, but must be an integer of at least {least}"
-                )
-        self.max_size = max_size
+        self.max_size = check_count("max_size", max_size, 0)
         """Trajectories kept."""
-        self.max_bytes = max_bytes
+        self.max_bytes = None if max_bytes is None else check_count("max_bytes", max_bytes)
         """Bytes kept, or None."""
         self._columns: dict[int, Mapping[str, NDArray[Any]]] = {}
         self._sizes: dict[int, int] = {}

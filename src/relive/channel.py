@@ -15,7 +15,8 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
 
-from relive.errors import ClosedError, InvalidArgumentError, TimeLimitError, UnsupportedValueError
+from relive.errors import ClosedError, TimeLimitError, UnsupportedValueError
+from relive.options import check_count, checked_time_limit
 from relive.waiting import Side, Turn, Wake, complete, wake_task, wake_thread
 
 if TYPE_CHECKING:
@@ -66,12 +67,8 @@ class Channel(Generic[T]):
     """
 
     def __init__(self, maxsize: int, *, timeout_s: float = 600.0, name: str = "") -> None:
-        if not _is_count(maxsize):
-            raise InvalidArgumentError(
-                f"maxsize is {maxsize!r}, but a channel holds a whole number of items, at least 1"
-            )
-        self._maxsize = maxsize
-        self._timeout_s = _checked_limit(timeout_s)
+        self._maxsize = check_count("maxsize", maxsize)
+        self._timeout_s = checked_time_limit("timeout_s", timeout_s)
         self._name = name
         # Reentrant: a task that nobody holds any more leaves its queue when it is collected, which
         # may happen to the very thread that holds the lock.
@@ -320,7 +317,7 @@ class Channel(Generic[T]):
                 turn.side.wake_one()
 
     def _limit(self, timeout_s: float | None) -> float:
-        return self._timeout_s if timeout_s is None else _checked_limit(timeout_s)
+        return self._timeout_s if timeout_s is None else checked_time_limit("timeout_s", timeout_s)
 
     def _too_late(self, turn: Turn) -> TimeLimitError:
         is_put = turn.side is self._producers
@@ -334,22 +331,3 @@ class Channel(Generic[T]):
             f"so far, {self._producers.num_waiting} other producers and "
             f"{self._consumers.num_waiting} other consumers waiting)"
         )
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _checked_limit(timeout_s: float) -> float:
-    """Return a time limit as a float.
-
-    Raises:
-        InvalidArgumentError: It is no number, negative, not finite, or longer than Python can wait.
-    """
-    given: object = timeout_s
-    if not (isinstance(given, (int, float)) and 0 <= given <= threading.TIMEOUT_MAX):  # or NaN
-        raise InvalidArgumentError(
-            f"timeout_s is {timeout_s!r}, but every wait has a limit from 0 to "
-            f"{threading.TIMEOUT_MAX:.0f} s; give a large number to wait long"
-        )
-    return float(timeout_s)

@@ -8,7 +8,6 @@ own folder can be read too, also one whose writer was killed.
 from __future__ import annotations
 
 import re
-import warnings
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from relive.journal_lines import JOURNAL_NAME
 from relive.record import Record
 from relive.replay import replay
 from relive.spec import Schema
+from relive.warning import warn
 
 __all__ = ["Checkpoint", "Entry", "read_checkpoint"]
 
@@ -161,10 +161,9 @@ def _read_foreign(
     for entry in entries[first:]:
         _check_there(entry, formats)
     if first:
-        warnings.warn(
+        warn(
             f"{str(folder)!r} lists {first} older trajectories that RLinf did not save there; the "
-            f"{len(entries) - first} newer ones are loaded",
-            stacklevel=2,
+            f"{len(entries) - first} newer ones are loaded"
         )
     last_id = max((entry.trajectory_id for entry in entries), default=-1)
     next_id = max(int(metadata["trajectory_counter"]), last_id + 1)

@@ -21,6 +21,7 @@ from relive.errors import (
     TimeLimitError,
     UnsupportedValueError,
 )
+from relive.options import check_count, checked_time_limit
 from relive.part import TrajectoryPart
 from relive.trajectory import Trajectory
 
@@ -79,8 +80,9 @@ class TrajectoryCollector:
             first trajectory that each of them finishes, then the second, and so on. They share
             their columns. What is closed early leaves alone and uncut.
         max_open: How many trajectories may be open or waiting to be joined at a time.
-        stall_timeout_s: How long an open trajectory may go without a new part, in seconds.
-        max_episode_length: Stamped on every trajectory.
+        stall_timeout_s: How long an open trajectory may go without a new part, in seconds; finite,
+            above 0.
+        max_episode_length: Stamped on every trajectory; at least 0, which means unknown.
 
     Raises:
         InvalidArgumentError: An argument is out of range, names what is no field of a
@@ -114,10 +116,13 @@ class TrajectoryCollector:
         stall_timeout_s: float = 600.0,
         max_episode_length: int = 0,
     ) -> None:
-        if not 0 < stall_timeout_s <= threading.TIMEOUT_MAX:
+        self._stall_timeout_s = checked_time_limit("stall_timeout_s", stall_timeout_s)
+        if not self._stall_timeout_s:
             raise InvalidArgumentError(
-                f"stall_timeout_s is {stall_timeout_s!r}, but must be a number of seconds above 0"
+                f"stall_timeout_s is {stall_timeout_s!r}, but must be above 0, since no part comes "
+                "at once"
             )
+        self._max_episode_length = check_count("max_episode_length", max_episode_length, 0)
         plan = RolloutPlan(
             steps_per_epoch,
             num_epochs,
@@ -126,9 +131,7 @@ class TrajectoryCollector:
             initial_flags,
         )
         self._assembly = Assembly(plan, split, join, max_open)
-        self._max_episode_length = max_episode_length
-        self._stall_timeout_s = stall_timeout_s
-        self._stalls_at = monotonic() + stall_timeout_s  # at the earliest
+        self._stalls_at = monotonic() + self._stall_timeout_s  # at the earliest
         self._is_closed = False
         self._num_refused = 0
         self._lock = threading.Lock()

@@ -47,7 +47,7 @@ class Disk:
         *,
         formats: FormatSet,
         durability: Durability,
-        metadata: Callable[[IndexContents, bool], Mapping[str, Any]],
+        metadata: Callable[[IndexContents], Mapping[str, Any]],
     ) -> None:
         """Go on with an opened folder.
 
@@ -340,7 +340,7 @@ class Disk:
     def _export(self, *, is_closing: bool) -> None:
         start = time.monotonic()
         self._journal.export(lambda: time.sleep(0.0 if is_closing else _YIELD_S))
-        metadata = self._metadata(self._journal.contents, is_closing)
+        metadata = self._metadata(self._journal.contents)
         write_metadata(self.folder / METADATA_NAME, metadata, sync=is_closing)
         self._is_exported = True
         self._next_export_at = time.monotonic() + (_EXPORT_SHARE - 1) * (time.monotonic() - start)

@@ -5,23 +5,18 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from relive.errors import CorruptFileError
+from relive.buffer_state import STATE_VERSION, BufferState
 from relive.index import Window
 from relive.randomness import (
-    checked_seed,
-    generator_from_json,
     generator_to_json,
     new_generator,
 )
-from relive.record import Record, natural
+from relive.record import Record
 from relive.samplers import Draw, Sampler
+from relive.warning import warn
 
 __all__ = ["Draws"]
 
@@ -55,13 +50,15 @@ class Draws:
             self.num_drawn += num
             return self.sampler.draw(window, num, self._rng)
 
-    def tell(self, record: Record, was_added: bool) -> None:
-        """Let the sampler hear of a trajectory that came or went."""
+    def on_add(self, record: Record) -> None:
+        """Let the sampler hear of a trajectory that was added."""
         with self.lock:
-            if was_added:
-                self.sampler.on_add(record)
-            else:
-                self.sampler.on_remove(record)
+            self.sampler.on_add(record)
+
+    def on_remove(self, record: Record) -> None:
+        """Let the sampler hear of a trajectory that was evicted or deleted."""
+        with self.lock:
+            self.sampler.on_remove(record)
 
     def begin_stream(self, stream: Sequence[int], *more: int) -> None:
         """Go on with another stream of the same seed.
@@ -78,7 +75,7 @@ class Draws:
         """Return generator, sampler state and count, as JSON values."""
         with self.lock:
             return {
-                "version": 1,
+                "version": STATE_VERSION,
                 "seed": self.seed,
                 "stream": list(self.stream),
                 "generator": generator_to_json(self._rng),
@@ -86,22 +83,8 @@ class Draws:
                 "sampled_chunks": self.num_drawn,
             }
 
-    @staticmethod
-    def check_state(state: Mapping[str, Any]) -> None:
-        """Refuse what is no saved state, before anything changes.
-
-        Raises:
-            CorruptFileError: It is none.
-        """
-        _read(state)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; that of another kind of sampler is left out, with a warning.
-
-        Raises:
-            CorruptFileError: It is no such state; nothing changed.
-        """
-        saved = _read(state)
+    def load(self, saved: BufferState) -> None:
+        """Go on from a saved state; that of another kind of sampler is left out, with a warning."""
         name = saved.sampler_name
         with self.lock:
             if name == self.sampler.name:
@@ -109,25 +92,19 @@ class Draws:
             self.seed, self.stream, self._rng = saved.seed, saved.stream, saved.generator
             self.num_drawn = saved.num_drawn
         if name != self.sampler.name:
-            warnings.warn(
-                f"the saved state is of sampler {name!r}, so {self.sampler.name!r} starts anew",
-                stacklevel=4,
-            )
+            warn(f"the saved state is of sampler {name!r}, so {self.sampler.name!r} starts anew")
 
-    def go_on_from(self, state: Mapping[str, Any], counter: int) -> None:
+    def go_on_from(self, saved: BufferState, counter: int) -> None:
         """Go on from a saved state, or begin the own stream when the state is of another one.
 
         So ranks that load one checkpoint whole do not draw alike.
 
         Args:
-            state: From `state_dict`.
+            saved: What was saved.
             counter: Mixed into the stream when it begins anew.
-
-        Raises:
-            CorruptFileError: It is no such state; nothing changed.
         """
         own = self.stream
-        self.load_state_dict(state)
+        self.load(saved)
         if own and self.stream != own:
             self.begin_stream(own, counter)
 
@@ -135,31 +112,3 @@ class Draws:
         """Become a forked child's copy, on a stream of its own."""
         self.lock = threading.Lock()
         self._rng = new_generator(self.seed, (*self.stream, os.getpid()))
-
-
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """What a saved state says."""
-
-    seed: int
-    stream: tuple[int, ...]
-    generator: np.random.Generator
-    sampler_name: str
-    sampler_state: Mapping[str, Any]
-    num_drawn: int
-
-
-def _read(state: Mapping[str, Any]) -> _Saved:
-    try:
-        return _Saved(
-            seed=checked_seed(state["seed"]),
-            stream=tuple(natural(number) for number in state["stream"]),
-            generator=generator_from_json(state["generator"]),
-            sampler_name=str(state["sampler"]["name"]),
-            sampler_state=dict(state["sampler"]["state"]),
-            num_drawn=natural(state["sampled_chunks"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptFileError(
-            f"a buffer's state is {state!r:.200}, but has no valid form: {error}"
-        ) from error

@@ -11,19 +11,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import mmap
 import os
 import secrets
 import shutil
 import sys
-import weakref
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-from numpy.typing import NDArray
+from relive.libc import libc
 
 __all__ = [
     "TEMPORARY_SUFFIX",
@@ -35,7 +31,6 @@ __all__ = [
     "exists",
     "keep_previous",
     "list_names",
-    "map_readonly",
     "read_bytes",
     "remove",
     "remove_any",
@@ -44,7 +39,6 @@ __all__ = [
     "size_bytes",
     "sync_file",
     "sync_folder",
-    "temporary_beside",
     "token",
     "write_atomic",
 ]
@@ -94,14 +88,14 @@ def token() -> str:
     return secrets.token_hex(4)
 
 
-def temporary_beside(path: Path) -> Path:
+def _temporary_beside(path: Path) -> Path:
     """Return an unused name in the same folder, on the same file system, for work in progress."""
     # a name may have 255 bytes, and a letter up to four of them
     start = os.fsencode(path.name)[:100].decode("utf-8", "ignore")
     return path.with_name(f".{start}.{token()}{TEMPORARY_SUFFIX}")
 
 
-def write_atomic(path: Path, write: Callable[[BinaryIO], None], *, sync: bool) -> int:
+def write_atomic(path: Path, write: Callable[[BinaryIO], object], *, sync: bool) -> int:
     """Write a whole file under a temporary name, then rename it into place.
 
     A reader sees the old file or the new one, never a part. When anything fails before the
@@ -119,7 +113,7 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], None], *, sync: bool) -
         OSError: The disk refused, or with `sync` the new file is there but its name may not
             survive a power loss.
     """
-    temporary = temporary_beside(path)
+    temporary = _temporary_beside(path)
     try:
         with temporary.open("xb") as file:
             write(file)
@@ -186,7 +180,7 @@ def keep_previous(path: Path, suffix: str) -> None:
 
     A file that is not there is fine; an older file of the second name is replaced.
     """
-    temporary = temporary_beside(path)
+    temporary = _temporary_beside(path)
     try:
         os.link(path, temporary)
     except FileNotFoundError:
@@ -236,11 +230,11 @@ def exchange(first: Path, second: Path) -> bool:
     Returns:
         False when the system or file system has no such step, and nothing was done.
     """
-    libc_renameat2 = getattr(_libc(), "renameat2", None) if sys.platform == "linux" else None
-    if libc_renameat2 is None:
+    renameat2 = getattr(libc(), "renameat2", None) if sys.platform == "linux" else None
+    if renameat2 is None:
         return False
     at_cwd = -100
-    done = libc_renameat2(
+    done = renameat2(
         at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), ctypes.c_uint(_RENAME_EXCHANGE)
     )
     if done == 0:
@@ -249,64 +243,6 @@ def exchange(first: Path, second: Path) -> bool:
     if number in _UNSUPPORTED:
         return False
     raise OSError(number, os.strerror(number), str(first), None, str(second))
-
-
-@lru_cache(maxsize=1)  # each one made costs 6 KB and a garbage collection
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return libc
-
-
-def map_readonly(path: Path) -> NDArray[np.uint8]:
-    """Map a whole file for reading single rows, without keeping it open.
-
-    The kernel is told that reads are random, so a cold row does not drag megabytes of
-    read-ahead with it. The mapping ends when the last view of the array is gone, and outlives
-    the removal of the file. On systems other than Linux the descriptor stays open as long.
-
-    Returns:
-        The bytes of the file, read-only `[size]`.
-
-    Raises:
-        OSError: The file cannot be opened or mapped.
-    """
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if not size:
-            return np.empty(0, np.uint8)
-        if sys.platform != "linux":
-            return np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), np.uint8)
-        return _map_without_descriptor(file.fileno(), size)
-
-
-def _map_without_descriptor(descriptor: int, size: int) -> NDArray[np.uint8]:
-    # mmap.mmap duplicates the descriptor and keeps it for the life of the mapping.
-    libc = _libc()
-    address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
-    if address is None or address == ctypes.c_void_p(-1).value:
-        number = ctypes.get_errno()
-        raise OSError(number, f"cannot map {size} bytes: {os.strerror(number)}")
-    libc.madvise(address, size, mmap.MADV_RANDOM)
-    return np.asarray(_Mapping(address, size))
-
-
-class _Mapping:
-    """Mapped memory. Every view of it keeps it alive; when the last is gone it is unmapped."""
-
-    __slots__ = ("__array_interface__", "__weakref__")
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": "|u1",
-            "shape": (size,),
-            "data": (address, True),
-        }
-        weakref.finalize(self, _libc().munmap, address, size).atexit = False
 
 
 class AppendFile:
@@ -381,7 +317,7 @@ class AppendFile:
 def building_folder(target: Path) -> Iterator[Path]:
     """Yield a new temporary folder beside `target`; it is removed when the block fails."""
     create_folder(target.parent)
-    folder = temporary_beside(target)
+    folder = _temporary_beside(target)
     folder.mkdir()
     try:
         yield folder

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import time
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from relive.journal_lines import JOURNAL_NAME
 from relive.locks import LOCK_NAME, FolderLock
 from relive.record import Record
 from relive.replay import PREVIOUS_SUFFIX, Replay, replay
+from relive.warning import warn
 
 __all__ = [
     "ASIDE_NAME",
@@ -147,7 +147,7 @@ def _open(folder: Path, formats: FormatSet, if_exists: IfExists, break_lock: boo
             return OpenedFolder(folder, lock, None)
         _repair(folder, formats, found)
         for problem in found.problems:
-            warnings.warn(f"{str(folder)!r}: {problem}", stacklevel=5)
+            warn(f"{str(folder)!r}: {problem}")
         return OpenedFolder(folder, lock, found)
     except BaseException:
         lock.release()

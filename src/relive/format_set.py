@@ -6,8 +6,6 @@ A store writes in one format, but what it loaded may be in others: each record n
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from relive.formats import FORMATS, Format, create_format
 from relive.record import Record
 
@@ -45,10 +43,6 @@ class FormatSet:
     def of(self, record: Record) -> Format:
         """Return the format that stores a trajectory."""
         return self.named(record.format)
-
-    def remove(self, folder: Path, record: Record) -> None:
-        """Remove a stored trajectory."""
-        self.of(record).remove(folder, record)
 
     def after_fork(self) -> None:
         """Become a forked child's copy: formats made by name are made anew."""

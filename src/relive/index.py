@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from relive.errors import EvictedError, InvalidArgumentError
 from relive.record import Record
 
-__all__ = ["MAX_ROW_ID", "Index", "Numbering", "Window"]
+__all__ = ["MAX_ROW_ID", "Index", "Numbering", "Window", "evicted_rows"]
 
 MAX_ROW_ID = np.iinfo(np.int64).max
 """The largest row id."""
@@ -142,12 +142,17 @@ class Window:
             found = np.zeros(len(row_ids), np.bool_)
         if not len(row_ids):
             return row_ids, row_ids
-        gone = tuple(np.unique(row_ids[~found])[:10].tolist())
-        raise EvictedError(
-            f"row ids {list(gone)}{' …' if len(gone) == 10 else ''} are not in this buffer: they "
-            "were evicted, deleted or never given; draw again",
-            ids=gone,
-        )
+        raise evicted_rows(row_ids[~found])
+
+
+def evicted_rows(row_ids: NDArray[np.int64]) -> EvictedError:
+    """Return the error for row ids that are not there, naming the first ten."""
+    gone = tuple(np.unique(row_ids)[:10].tolist())
+    return EvictedError(
+        f"row ids {list(gone)}{' …' if len(gone) == 10 else ''} are not in this buffer, but only "
+        "rows that were neither evicted nor deleted can be read; draw again",
+        ids=gone,
+    )
 
 
 class Index:

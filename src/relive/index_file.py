@@ -191,11 +191,7 @@ def write_metadata(path: Path, metadata: Mapping[str, Any], *, sync: bool) -> No
         OSError: The disk refused; the old file is as it was.
     """
     text = json.dumps(metadata, indent=1) + "\n"
-    files.write_atomic(path, lambda file: _write_text(file, text), sync=sync)
-
-
-def _write_text(file: BinaryIO, text: str) -> None:
-    file.write(text.encode("ascii"))
+    files.write_atomic(path, lambda file: file.write(text.encode("ascii")), sync=sync)
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

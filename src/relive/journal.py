@@ -15,7 +15,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from relive import files
 from relive.errors import ClosedError, ReplayError
@@ -91,7 +91,7 @@ class Journal:
         }
         block = self._encode([first])
         path = self._folder / JOURNAL_NAME
-        files.write_atomic(path, lambda file: _write(file, block), sync=True)
+        files.write_atomic(path, lambda file: file.write(block), sync=True)
         self._file = files.AppendFile(path)
         self._must_renew = False
         self._state.layouts = LayoutTable()
@@ -312,7 +312,3 @@ def _generation_of(path: Path) -> int:
     except (ReplayError, OSError):
         return -1
     return -1 if contents is None else contents.generation
-
-
-def _write(file: BinaryIO, block: bytes) -> None:
-    file.write(block)

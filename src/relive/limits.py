@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from numbers import Integral
 
-from relive.errors import InvalidArgumentError, LimitExceededError
+from relive.errors import LimitExceededError
+from relive.options import check_count
 
 __all__ = ["Limits"]
 
@@ -43,14 +43,8 @@ class Limits:
         """
         for spec in fields(self):
             bound = getattr(self, spec.name)
-            may_be_none = spec.name != "max_pending_bytes"
-            if bound is None and may_be_none:
-                continue
-            if isinstance(bound, bool) or not isinstance(bound, Integral) or bound < 1:
-                raise InvalidArgumentError(
-                    f"{spec.name} is {bound!r}, but must be an integer of at least 1"
-                    f"{', or None' if may_be_none else ''}"
-                )
+            if bound is not None or spec.name == "max_pending_bytes":
+                object.__setattr__(self, spec.name, check_count(spec.name, bound))
 
     def check_one(self, num_samples: int, size_bytes: int) -> None:
         """Refuse a trajectory that alone is larger than a bound.

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a buffer's plain arguments."""
+"""Checks of plain arguments, the same wherever they are given."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,23 +17,33 @@ __all__ = [
     "check_choice",
     "check_count",
     "check_kind",
-    "check_time_limit",
     "checked_path",
     "checked_stream",
+    "checked_time_limit",
+    "is_count",
 ]
 
 
-def check_count(name: str, number: Any, least: int = 1) -> None:
+def is_count(number: object, least: int = 1) -> bool:
+    """Tell whether this is an integer, of Python or NumPy, of at least `least`; a bool is none."""
+    is_integer = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+    return is_integer and bool(number >= least)
+
+
+def check_count(name: str, number: Any, least: int = 1) -> int:
     """Refuse what is not an integer of at least `least`.
+
+    Returns:
+        The number, as an int of Python.
 
     Raises:
         InvalidArgumentError: It is not.
     """
-    is_integer = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
-    if not is_integer or number < least:
+    if not is_count(number, least):
         raise InvalidArgumentError(
             f"{name} is {number!r}, but must be an integer of at least {least}"
         )
+    return int(number)
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
@@ -64,11 +75,12 @@ def checked_path(name: str, path: Any) -> Path:
     Raises:
         InvalidArgumentError: It is empty, or no path.
     """
-    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+    name_of = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    if not isinstance(name_of, str) or "\0" in name_of:
         raise InvalidArgumentError(f"{name} is {path!r:.100}, but must be a path")
-    if not os.fspath(path):
+    if not name_of:
         raise InvalidArgumentError(f"{name} is empty, but must be a path; give the folder")
-    return Path(path).absolute()
+    return Path(name_of).absolute()
 
 
 def checked_stream(stream: Any) -> tuple[int, ...]:
@@ -78,19 +90,20 @@ def checked_stream(stream: Any) -> tuple[int, ...]:
         InvalidArgumentError: It is no sequence of integers of at least 0.
     """
     check_kind("stream", stream, list, tuple)
-    for number in stream:
-        check_count("a number in stream", number, 0)
-    return tuple(int(number) for number in stream)
+    return tuple(check_count("a number in stream", number, 0) for number in stream)
 
 
-def check_time_limit(timeout_s: Any) -> None:
-    """Refuse what is neither a number of seconds of at least 0 nor None.
+def checked_time_limit(name: str, seconds: Any) -> float:
+    """Return a time limit as a float.
 
     Raises:
-        InvalidArgumentError: It is.
+        InvalidArgumentError: It is no number, negative, not finite, or longer than Python can wait.
     """
-    is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
-    if timeout_s is not None and not (is_number and timeout_s >= 0):
+    is_number = isinstance(seconds, (int, float, np.integer, np.floating))
+    # the comparison is false for NaN
+    if not is_number or isinstance(seconds, bool) or not 0 <= seconds <= threading.TIMEOUT_MAX:
         raise InvalidArgumentError(
-            f"timeout_s is {timeout_s!r}, but must be seconds of at least 0, or None"
+            f"{name} is {seconds!r}, but must be a number of seconds from 0 to "
+            f"{threading.TIMEOUT_MAX:.0f}; give a large one to wait long"
         )
+    return float(seconds)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relive.errors import InvalidArgumentError, UnsupportedValueError
+from relive.options import check_count
 
 __all__ = ["TrajectoryPart"]
 
@@ -69,12 +70,8 @@ class TrajectoryPart:
                 f"group is {self.group!r}, but must be non-empty text; name the group of envs"
             )
         for name, lowest in (("incarnation", 0), ("trajectory", 0), ("epoch", 0), ("step", -1)):
-            number = getattr(self, name)
-            if not (isinstance(number, int) and number >= lowest) or isinstance(number, bool):
-                raise InvalidArgumentError(
-                    f"{name} is {number!r} in a part of group {self.group!r}, but must be an "
-                    f"integer of at least {lowest}"
-                )
+            told = f"{name} of a part of group {self.group!r}"
+            object.__setattr__(self, name, check_count(told, getattr(self, name), lowest))
         if not isinstance(self.model_weights_id, str):
             raise InvalidArgumentError(
                 f"model_weights_id is {self.model_weights_id!r} in a part of group "

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive.errors import CorruptFileError, InvalidArgumentError
+from relive.options import is_count
 
 __all__ = ["checked_seed", "generator_from_json", "generator_to_json", "new_generator"]
 
@@ -27,8 +28,7 @@ def checked_seed(seed: Any) -> int:
     """
     if seed is None:
         return secrets.randbits(32)
-    is_integer = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
-    if not is_integer or not 0 <= seed <= _LARGEST_SEED:
+    if not is_count(seed, 0) or seed > _LARGEST_SEED:
         raise InvalidArgumentError(
             f"seed is {seed!r}, but must be None or an integer from 0 to 2**64 - 1"
         )

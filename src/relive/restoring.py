@@ -8,7 +8,6 @@ it is there.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from relive.record import Record
 from relive.snapshot import Snapshot, take_snapshot
 from relive.spec import Columns, Schema, admit, conform
 from relive.store import Store
+from relive.warning import warn
 
 __all__ = ["restore_entries"]
 
@@ -78,8 +78,7 @@ def restore_entries(
         with store.replacing():
             store.replace(brought.records, brought.snapshots, numbering, brought.schema)
             left_out = entries[: len(entries) - len(newest)]
-            store.num_forgotten = len(left_out)
-            store.num_forgotten_rows = sum(entry.num_rows for entry in left_out)
+            store.forget(len(left_out), sum(entry.num_rows for entry in left_out))
         return
     before = [record.trajectory_id for record in store.index]
     _restore_to_disk(
@@ -87,10 +86,9 @@ def restore_entries(
     )
     num_aside = len(set(before) - set(brought.kept))
     if num_aside:
-        warnings.warn(
+        warn(
             f"{num_aside} trajectories of the store that the checkpoint lacks left the index; "
-            f"their files were moved to {str(store.disk.folder / ASIDE_NAME)!r}",
-            stacklevel=3,
+            f"their files were moved to {str(store.disk.folder / ASIDE_NAME)!r}"
         )
 
 

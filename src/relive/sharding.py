@@ -7,9 +7,8 @@ ranks have the larger ones.
 
 from __future__ import annotations
 
-from numbers import Integral
-
 from relive.errors import InvalidArgumentError
+from relive.options import check_count, is_count
 
 __all__ = ["check_rank", "shard_bounds"]
 
@@ -21,19 +20,12 @@ def check_rank(local_rank: int, world_size: int) -> None:
         InvalidArgumentError: `world_size` is below 1, `local_rank` is outside it, or one is no
             integer.
     """
-    if not _is_integer(world_size) or world_size < 1:
-        raise InvalidArgumentError(
-            f"world_size is {world_size!r}, but must be an integer of at least 1"
-        )
-    if not _is_integer(local_rank) or not 0 <= local_rank < world_size:
+    check_count("world_size", world_size)
+    if not is_count(local_rank, 0) or local_rank >= world_size:
         raise InvalidArgumentError(
             f"local_rank is {local_rank!r}, but must be an integer in [0, {world_size}), the "
             "world's size"
         )
-
-
-def _is_integer(number: object) -> bool:
-    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 def shard_bounds(num_trajectories: int, local_rank: int, world_size: int) -> tuple[int, int]:

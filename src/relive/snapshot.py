@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from relive.columns import flatten, unflatten
 from relive.dtypes import has_numpy_type
 from relive.errors import ColumnMismatchError, CorruptFileError, UnsupportedValueError
+from relive.options import is_count
 from relive.runs import (
     LEADING,
     TRAILING,
@@ -293,7 +294,7 @@ def _copy_gaps(gaps: Any, num_steps: int, num_envs: int) -> NDArray[np.bool_] | 
 
 
 def _checked_length(length: Any) -> int:
-    if isinstance(length, bool) or not isinstance(length, (int, np.integer)) or length < 0:
+    if not is_count(length, 0):
         raise UnsupportedValueError(
             f"max_episode_length is {length!r}, but must be an integer of at least 0",
             column="max_episode_length",

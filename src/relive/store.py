@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trajectories in memory and on disk behind two verbs: put and gather.
+"""Trajectories in memory and on disk behind two verbs: put and gather; here all that changes them.
 
 A trajectory put into the store is in memory until the disk has it; after that its rows come
 from the cache or from its file. A store without a folder keeps everything in memory.
@@ -10,54 +10,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from relive.cache import TrajectoryCache
 from relive.describe import describe
 from relive.disk import Disk
-from relive.errors import TimeLimitError
-from relive.formats.base import row_source
-from relive.gather import KeptRows, RowSource
-from relive.index import Index, Numbering, Window
+from relive.index import Index, Numbering
 from relive.index_file import IndexContents
 from relive.leases import Leases, Retired
 from relive.limits import Limits
 from relive.listeners import Listeners
 from relive.record import Record
-from relive.row_reading import read_rows
 from relive.snapshot import Snapshot
 from relive.spec import Columns, Schema, admit
-from relive.writer import STALL_LIMIT_S
+from relive.store_reader import Resident, StoreReader, View
 
-__all__ = ["Resident", "Store", "View"]
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A window whose rows stay readable while it is held."""
-
-    window: Window
-    """The trajectories."""
-    schema: Schema | None
-    """What each of them has; None when there was none yet."""
+__all__ = ["Store"]
 
 
-@dataclass(frozen=True, slots=True)
-class Resident:
-    """A trajectory in memory because no file has it."""
-
-    snapshot: Snapshot
-    """The trajectory."""
-    rows: RowSource
-    """Its columns as rows."""
-
-
-class Store:
-    """The trajectories of one buffer. Any thread may call any method."""
+class Store(StoreReader):
+    """The trajectories of one buffer, to be read and changed. Any thread may call any method."""
 
     def __init__(
         self,
@@ -67,7 +38,8 @@ class Store:
         limits: Limits,
         remembered: int,
         declared: Columns,
-        on_change: Callable[[Record, bool], None],
+        on_add: Callable[[Record], None],
+        on_remove: Callable[[Record], None],
     ) -> None:
         """Go on with what the disk holds, or start empty.
 
@@ -77,56 +49,33 @@ class Store:
             limits: Retention and the bound of the write queue.
             remembered: Trajectories that a store without a disk remembers; 0 = all.
             declared: The user's declaration of columns.
-            on_change: Called, under the lock, with each record added (True) or removed (False).
+            on_add: Called, under the lock, with each record added; must not raise.
+            on_remove: Likewise with each one removed.
         """
-        self.lock = threading.RLock()
-        """Guards the index; held for moments only, never while anything is read or written."""
+        super().__init__(disk=disk, cache=cache)
         self._adding = threading.RLock()  # one addition, deletion or load at a time
-        self._disk = disk
-        self._cache = cache
         self._limits = limits
         self.remembered = remembered
         """Trajectories that a store without a disk remembers from the next addition on; 0 = all."""
         self._declared = declared
-        self._on_change = on_change
-        self._resident: dict[int, Resident] = {}
-        self._leases: Leases[Resident] = Leases()
-        self._is_replacing = False
-        self.index = Index()
-        """Records and numbering; look at it under the lock."""
-        self.schema: Schema | None = None
-        """What each trajectory has; None before the first."""
+        self._on_add = on_add
+        self._on_remove = on_remove
         self.listeners = Listeners()
         """Tasks that wait for additions."""
-        self.num_forgotten = 0
-        """Trajectories that a store without a disk no longer remembers."""
-        self.num_forgotten_rows = 0
-        """Their rows."""
-        self.changed = threading.Condition(self.lock)
-        """Notified after each addition."""
-        if disk is not None:
-            self.index = Index(disk.contents.records.values(), disk.contents.numbering)
-            self.schema = disk.contents.schema
+        self._num_forgotten = 0
+        self._num_forgotten_rows = 0
 
     @property
-    def disk(self) -> Disk | None:
-        """The folder, or None."""
-        return self._disk
+    def num_trajectories(self) -> int:
+        """Trajectories held, and those that a store without a disk no longer remembers."""
+        with self.lock:
+            return len(self.index) + self._num_forgotten
 
     @property
-    def num_pending(self) -> int:
-        """Trajectories that are to be written and are not yet."""
-        return 0 if self._disk is None else len(self._resident)
-
-    @property
-    def num_in_memory(self) -> int:
-        """Trajectories in the cache, or in memory when there is no disk."""
-        return len(self._resident) if self._disk is None else len(self._cache)
-
-    @property
-    def cache_size_bytes(self) -> int:
-        """Bytes of columns in the cache."""
-        return self._cache.size_bytes
+    def num_rows(self) -> int:
+        """Rows of the trajectories that `num_trajectories` counts."""
+        with self.lock:
+            return self.index.num_rows + self._num_forgotten_rows
 
     def move_numbering(self, next_trajectory_id: int, next_row_id: int) -> None:
         """Let the next ids be at least these, in the steps of a rank."""
@@ -147,40 +96,41 @@ class Store:
             TimeLimitError: The write queue stayed full.
         """
         with self._adding:
-            if self._disk is not None:
-                self._disk.raise_failure_or_retry()
+            if self.disk is not None:
+                self.disk.raise_failure_or_retry()
             schema, admitted = self.schema, []
             for snapshot in snapshots:
                 schema, kept = admit(schema, self._declared, snapshot)
                 self._limits.check_one(kept.num_rows, kept.size_bytes)
                 admitted.append(kept)
-            if self._disk is not None:
+            if self.disk is not None:
                 size = sum(snapshot.size_bytes for snapshot in admitted)
-                self._disk.wait_for_room(size, self._limits.max_pending_bytes)
+                self.disk.wait_for_room(size, self._limits.max_pending_bytes)
             with self.lock:
+                records, numbering = self._number(admitted)  # last to raise; nothing changed yet
                 self.schema = schema
-                ids = [self._add_one(snapshot) for snapshot in admitted]
+                for record, snapshot in zip(records, admitted, strict=True):
+                    self._add_one(record, snapshot)
+                self.index.numbering = numbering
                 self._tell_listeners()
-            return ids
+            return [record.trajectory_id for record in records]
 
-    def _add_one(self, snapshot: Snapshot) -> int:
-        numbering = self.index.numbering
-        record = describe(snapshot, numbering)
+    def _add_one(self, record: Record, snapshot: Snapshot) -> None:
         self.index.add(record)
-        self.index.numbering = numbering.after(record.num_rows)
-        self._keep(record, snapshot)
-        if self._disk is not None:
-            assert self.schema is not None
-            self._disk.store(record, snapshot, self.schema, self._on_stored)
-        self._on_change(record, True)
+        self._hold(record, snapshot, has_file=False)
+        if self.disk is not None:
+            assert self.schema is not None, "put sets it first"
+            self.disk.store(record, snapshot, self.schema, self._on_stored)
+        self._on_add(record)
         self._retain()
-        return record.trajectory_id
 
-    def _keep(self, record: Record, snapshot: Snapshot) -> None:
-        rows = KeptRows(row_source(snapshot))
-        self._resident[record.trajectory_id] = Resident(snapshot, rows)
-        if self._disk is not None:
-            self._cache.put(record.trajectory_id, rows)
+    def _number(self, snapshots: Sequence[Snapshot]) -> tuple[list[Record], Numbering]:
+        """Return the records of new trajectories, and the numbering after them."""
+        numbering, records = self.index.numbering, []
+        for snapshot in snapshots:
+            records.append(describe(snapshot, numbering))
+            numbering = numbering.after(snapshot.num_rows)
+        return records, numbering
 
     def _on_stored(self, record: Record) -> None:
         with self.lock:
@@ -195,11 +145,17 @@ class Store:
             len(self.index), self.index.num_rows, self.index.size_bytes
         ):
             self._discard([self.index.oldest().trajectory_id])
-        while self._disk is None and self._remembers_too_much():
+        while self.disk is None and self._remembers_too_much():
             oldest = self.index.oldest()
-            self.num_forgotten += 1
-            self.num_forgotten_rows += oldest.num_rows
             self._discard([oldest.trajectory_id])
+            self._num_forgotten += 1
+            self._num_forgotten_rows += oldest.num_rows
+
+    def forget(self, num_trajectories: int, num_rows: int) -> None:
+        """Count trajectories that a checkpoint had and this store does not remember."""
+        with self.lock:
+            self._num_forgotten += num_trajectories
+            self._num_forgotten_rows += num_rows
 
     def _remembers_too_much(self) -> bool:
         """Tell whether a store without a disk is to forget its oldest trajectory."""
@@ -213,17 +169,17 @@ class Store:
             trajectory_id = record.trajectory_id
             resident = self._resident.pop(trajectory_id, None)
             self._cache.discard(trajectory_id)
-            self._on_change(record, False)
-            disk = self._disk
+            self._on_remove(record)
+            disk = self.disk
             if disk is None or (resident is not None and disk.cancel(trajectory_id)):
                 self._leases.retire(Retired(record, resident, _nothing))
             else:
                 stored.append((record, resident))
-        if stored and self._disk is not None:
+        if stored and self.disk is not None:
             ids = [record.trajectory_id for record, _ in stored]
-            self._disk.forget(ids, self.index.numbering, self.schema)
+            self.disk.forget(ids, self.index.numbering, self.schema)
             for record, resident in stored:
-                self._leases.retire(Retired(record, resident, _removal(self._disk, record)))
+                self._leases.retire(Retired(record, resident, _removal(self.disk, record)))
 
     def delete(self, trajectory_ids: Iterable[int]) -> None:
         """Take trajectories out for good.
@@ -234,8 +190,8 @@ class Store:
         """
         ids = list(trajectory_ids)
         with self._adding:
-            if self._disk is not None:
-                self._disk.raise_failure_or_retry()
+            if self.disk is not None:
+                self.disk.raise_failure_or_retry()
             with self.lock:
                 self._discard(ids)
 
@@ -246,81 +202,14 @@ class Store:
             StorageWriteError: An earlier one could not be written.
         """
         with self._adding:
-            if self._disk is not None:
-                self._disk.raise_failure_or_retry()
+            if self.disk is not None:
+                self.disk.raise_failure_or_retry()
             with self.lock:
                 self._discard([record.trajectory_id for record in self.index])
-                self.num_forgotten = self.num_forgotten_rows = 0
+                self._num_forgotten = self._num_forgotten_rows = 0
                 self.schema = None
-                if self._disk is not None:
-                    self._disk.forget([], self.index.numbering, None)
-
-    def fill_cache(self) -> None:
-        """Read the newest trajectories into the cache, those that are not there.
-
-        Raises:
-            MissingFileError: A file is not there.
-            CorruptFileError: A file is damaged.
-        """
-        newest = self.index.newest(self._cache.max_size) if self._cache.max_size else []
-        for record in newest:
-            if record.trajectory_id not in self._cache:
-                rows = KeptRows(row_source(self.read(record.trajectory_id)))
-                self._cache.put(record.trajectory_id, rows)
-
-    @contextmanager
-    def view(self, size: int) -> Iterator[View]:
-        """Yield the newest trajectories, 0 = all, readable until the block ends."""
-        with self.lock:
-            self._wait_for(lambda: not self._is_replacing, "a load to end")
-            lease = self._leases.begin()
-            view = View(self.index.window(size), self.schema)
-        try:
-            yield view
-        finally:
-            with self.lock:
-                self._leases.end(lease)
-                self.changed.notify_all()
-
-    def find(self, trajectory_id: int) -> tuple[Record, Resident | None]:
-        """Return a record, and its rows while no file has them, retired ones included.
-
-        Raises:
-            EvictedError: It is not there.
-        """
-        with self.lock:
-            retired = self._leases.find(trajectory_id)
-            if retired is not None and trajectory_id not in self.index:
-                return retired.record, retired.resident
-            return self.index.get(trajectory_id), self._resident.get(trajectory_id)
-
-    def read(self, trajectory_id: int) -> Snapshot:
-        """Return a whole trajectory.
-
-        Raises:
-            EvictedError: It is not there.
-            MissingFileError: Its file is not there.
-            CorruptFileError: Its file is damaged.
-        """
-        with self.view(1):
-            record, resident = self.find(trajectory_id)
-            if resident is not None:
-                return resident.snapshot
-            assert self._disk is not None
-            return self._disk.formats.of(record).read(self._disk.folder, record)
-
-    def gather(
-        self, view: View, row_ids: NDArray[np.int64], names: Sequence[str]
-    ) -> tuple[dict[str, NDArray[Any]], dict[str, list[str]]]:
-        """Copy rows of a view that is held, as `read_rows` does."""
-        assert view.schema is not None
-        return read_rows(
-            row_ids, names, view.window, view.schema, find=self._find_rows, disk=self._disk
-        )
-
-    def _find_rows(self, trajectory_id: int) -> tuple[Record, RowSource | None]:
-        record, resident = self.find(trajectory_id)
-        return record, resident.rows if resident else self._cache.get(trajectory_id)
+                if self.disk is not None:
+                    self.disk.forget([], self.index.numbering, None)
 
     @contextmanager
     def settled_view(self, size: int) -> Iterator[tuple[View, IndexContents]]:
@@ -331,8 +220,8 @@ class Store:
         """
         with ExitStack() as held:
             with self._adding:
-                if self._disk is not None:
-                    self._disk.flush(None)
+                if self.disk is not None:
+                    self.disk.flush(None)
                 view = held.enter_context(self.view(size))
                 contents = IndexContents(numbering=self.index.numbering, schema=view.schema)
             yield view, contents
@@ -349,8 +238,8 @@ class Store:
         self._leases = Leases()
         self.listeners = Listeners()
         self._cache.after_fork()
-        if self._disk is not None:
-            self._disk.formats.after_fork()
+        if self.disk is not None:
+            self.disk.formats.after_fork()
 
     def close(self) -> None:
         """Wait for readers, store everything and let go of the folder; twice is fine.
@@ -360,22 +249,15 @@ class Store:
             TimeLimitError: A reader did not end within `STALL_LIMIT_S`.
         """
         with self._adding:
-            if self._disk is None:
+            if self.disk is None:
                 return
-            self._disk.raise_failure_or_retry()
+            self.disk.raise_failure_or_retry()
             with self.lock:
                 self._wait_for_readers()
-            self._disk.close(self.index.numbering)
+            self.disk.close(self.index.numbering)
 
     def _wait_for_readers(self) -> None:
         self._wait_for(lambda: not self._leases.num_held, "all running reads to end")
-
-    def _wait_for(self, is_true: Callable[[], bool], what: str) -> None:
-        if not self.changed.wait_for(is_true, STALL_LIMIT_S):
-            raise TimeLimitError(
-                f"waited {STALL_LIMIT_S:g} s for {what}, but it goes on; look at the threads that "
-                "use this buffer"
-            )
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
@@ -419,24 +301,20 @@ class Store:
             stays = {record.trajectory_id: record.uuid for record in records}
             for record in list(self.index):
                 if stays.get(record.trajectory_id) != record.uuid:
-                    self._on_change(record, False)
+                    self._on_remove(record)
             before = {record.trajectory_id: record.uuid for record in self.index}
             self.index = Index(records, numbering)
             self.index.numbering = numbering
             self.schema = schema
             self._resident.clear()
             self._cache.clear()
-            self.num_forgotten = self.num_forgotten_rows = 0
+            self._num_forgotten = self._num_forgotten_rows = 0
             for record in records:
                 if before.get(record.trajectory_id) != record.uuid:
-                    self._on_change(record, True)
+                    self._on_add(record)
                 snapshot = snapshots.get(record.trajectory_id)
                 if snapshot is not None:
-                    rows = KeptRows(row_source(snapshot))
-                    if self._disk is None:
-                        self._resident[record.trajectory_id] = Resident(snapshot, rows)
-                    else:
-                        self._cache.put(record.trajectory_id, rows)
+                    self._hold(record, snapshot, has_file=self.disk is not None)
             self._retain()
             self._tell_listeners()
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from relive.collection.blocks import Block, even_sizes, join, split
 from relive.collection.groups import FinishedNumbers, Group, OpenRollout
 from relive.collection.incoming import flat_columns, mismatch, read_part
-from relive.collection.plan import INITIAL_STEP, RolloutPlan, is_count
+from relive.collection.plan import INITIAL_STEP, RolloutPlan
 from relive.collection.rollout import Layout, Rollout
 from relive.errors import InvalidArgumentError, LimitExceededError, PartMismatchError
+from relive.options import check_count, is_count
 from relive.part import TrajectoryPart
 from relive.tensors import is_array
 
@@ -53,10 +54,10 @@ class Assembly:
     def __init__(
         self, plan: RolloutPlan, split: int | Sequence[int], join: Sequence[str], max_open: int
     ) -> None:
-        _check_arguments(split, join, max_open)
+        _check_join(join)
         self._plan = plan
-        self._split = split if isinstance(split, int) else tuple(split)
-        self._max_open = max_open
+        self._split = _checked_split(split)
+        self._max_open = check_count("max_open", max_open)
         self._groups: dict[str, Group] = {}
         self._joint_layout = Layout()
         self._to_join: dict[str, deque[tuple[Block, float]]] = {name: deque() for name in join}
@@ -312,14 +313,17 @@ def _key(name: str, group: Group, number: int) -> str:
     return f"trajectory {number} of group {name!r}, incarnation {group.incarnation},"
 
 
-def _check_arguments(split: int | Sequence[int], join: Sequence[str], max_open: int) -> None:
-    sizes = (split,) if isinstance(split, int) else tuple(split)
-    if not sizes or not all(map(is_count, sizes)):
+def _checked_split(split: int | Iterable[int]) -> int | tuple[int, ...]:
+    numbers = tuple(split) if isinstance(split, Iterable) else (split,)
+    if not numbers or not all(map(is_count, numbers)):
         raise InvalidArgumentError(
             f"split is {split!r}, but must be a number of pieces or their sizes, each at least 1"
         )
-    if not is_count(max_open):
-        raise InvalidArgumentError(f"max_open is {max_open!r}, but must be at least 1")
+    sizes = tuple(map(int, numbers))
+    return sizes if isinstance(split, Iterable) else sizes[0]
+
+
+def _check_join(join: Sequence[str]) -> None:
     if isinstance(join, str) or len(join) == 1 or len(set(join)) < len(join):
         raise InvalidArgumentError(
             f"join is {join!r}, but must name at least two different groups, or none"

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from relive.collection.incoming import check_name, mismatch
 from relive.columns import SEPARATOR
 from relive.errors import InvalidArgumentError
+from relive.options import check_count
 from relive.part import TrajectoryPart
 from relive.trajectory import FLAG_FIELDS, TREE_FIELDS
 
-__all__ = ["INITIAL_STEP", "Moment", "RolloutPlan", "is_count"]
+__all__ = ["INITIAL_STEP", "Moment", "RolloutPlan"]
 
 INITIAL_STEP = -1
 """Step number of the flags of the state before an epoch's first step."""
@@ -50,11 +51,7 @@ class RolloutPlan:
 
     def __post_init__(self) -> None:
         for name in ("steps_per_epoch", "num_epochs"):
-            number = getattr(self, name)
-            if not is_count(number):
-                raise InvalidArgumentError(
-                    f"{name} is {number!r}, but must be a whole number, at least 1"
-                )
+            object.__setattr__(self, name, check_count(name, getattr(self, name)))
         if self.columns is not None and not self.columns:
             raise InvalidArgumentError(
                 "columns is empty, but must name what makes a chunk step complete; "
@@ -137,11 +134,6 @@ class RolloutPlan:
         for epoch in range(self.num_epochs):
             for step in range(first, stop):
                 yield epoch, step
-
-
-def is_count(number: object) -> bool:
-    """Tell whether this is a whole number, at least 1."""
-    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
 
 
 def _path_ends(name: str) -> Iterator[int]:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -106,11 +107,8 @@ def run_demo(
         elif overwrite:
             folder.remove_saves()  # only now: the buffer holds the folder's lock
         rollouts = stack.enter_context(_rollouts(settings, facts, history))
-        eval_envs = stack.enter_context(
-            closing(
-                make_envs(facts, settings.eval_episodes, autoreset_mode=AutoresetMode.NEXT_STEP)
-            )
-        )
+        eval_envs = make_envs(facts, settings.eval_episodes, autoreset_mode=AutoresetMode.NEXT_STEP)
+        stack.enter_context(closing(eval_envs))
         trainer = Trainer(
             settings,
             agent=agent,
@@ -121,14 +119,7 @@ def run_demo(
             interrupt=interrupt,
         )
 
-        def save() -> None:
-            state = {
-                "settings": settings.to_state(),
-                "history": history.to_state(),
-                "agent": agent.state_dict(),
-            }
-            folder.write_save(buffer, state)
-
+        save = partial(_save, folder, buffer, settings, history, agent)
         was_interrupted = False
         try:
             trainer.run(rollouts, save=save)
@@ -174,6 +165,21 @@ def _resumed(folder: RunFolder, given: Mapping[str, Any]) -> _Beginning:
     # What a killed run added after its save is put aside by loading the save, and collected again.
     if_exists: IfExists = "resume" if history.steps else "overwrite"
     return _Beginning(settings, look_at(settings.env), history, if_exists, save, state["agent"])
+
+
+def _save(
+    folder: RunFolder,
+    buffer: TrajectoryReplayBuffer,
+    settings: DemoSettings,
+    history: History,
+    agent: Sac,
+) -> None:
+    state = {
+        "settings": settings.to_state(),
+        "history": history.to_state(),
+        "agent": agent.state_dict(),
+    }
+    folder.write_save(buffer, state)
 
 
 def _load(buffer: TrajectoryReplayBuffer, checkpoint: Path, display: Display) -> None:

@@ -136,7 +136,7 @@ class Format(ABC):
             OSError: The disk refused.
         """
         files.rename(self.path(folder, record), self.path(target, record))
-        self.remove(folder, record)  # lets go of what was kept open of it
+        self.forget(folder, record)
 
     def sync(self, folder: Path, record: Record) -> None:
         """Make a stored trajectory survive a power loss, but for the name in its folder.
@@ -149,6 +149,10 @@ class Format(ABC):
     def remove(self, folder: Path, record: Record) -> None:
         """Remove a stored trajectory; one that is gone already is fine."""
         files.remove(self.path(folder, record))
+        self.forget(folder, record)
+
+    def forget(self, folder: Path, record: Record) -> None:  # noqa: B027 - most hold nothing
+        """Let go of what is kept open or mapped of a trajectory."""
 
     def close(self) -> None:  # noqa: B027 - most formats hold nothing
         """Let go of files kept open or mapped; twice is fine."""

@@ -21,12 +21,13 @@ from relive import files
 from relive.columns import Tree, flatten
 from relive.dtypes import storage_dtype
 from relive.errors import CorruptFileError
-from relive.formats.base import Format, check_size, check_snapshot, naming, row_source
+from relive.formats.base import Format, check_size, check_snapshot, naming
 from relive.formats.contents import OURS, file_tree, plain_tree, snapshot_of, trajectory_in
 from relive.formats.layouts import layout_of
 from relive.formats.mappings import Mappings
 from relive.formats.torchfile import Decoded, read_torch_file
 from relive.gather import KeptRows, RowSource
+from relive.mapped_files import map_readonly
 from relive.record import ColumnLayout, Layout, Record, shared_location
 from relive.snapshot import TEXT, Snapshot
 from relive.trajectory import COLUMN_FIELDS, Trajectory
@@ -77,19 +78,17 @@ class PtFormat(Format):
         def fill(file: BinaryIO) -> None:
             _save(tree, file)
             file.flush()
-            written = read_torch_file(files.map_readonly(Path(file.name)).data, check_crc=False)
+            written = read_torch_file(map_readonly(Path(file.name)).data, check_crc=False)
             placed.append(_find_layout(written, snapshot))
 
         size = files.write_atomic(self.path(folder, record), fill, sync=sync)
-        self._mappings.forget((folder, record.uuid))
+        self.forget(folder, record)
         ((layout, data_start),) = placed
         location = shared_location((("size_bytes", size), ("data_start", data_start)))
         return replace(record, format=self.name, layout=layout, location=location)
 
     def rows(self, folder: Path, record: Record, names: Iterable[str]) -> RowSource:
         """Return the columns of a stored trajectory; see `Format.rows`."""
-        if any(column.offset is None for column in record.layout.columns[:1]):
-            return row_source(self.read(folder, record))
         return self._mappings.get(
             (folder, record.uuid),
             lambda: self._map(folder, record),
@@ -113,9 +112,8 @@ class PtFormat(Format):
             decoded = read_torch_file(memoryview(files.read_bytes(path)), check_crc=True)
             return trajectory_in(plain_tree(decoded.tree, decoded.num_steps))
 
-    def remove(self, folder: Path, record: Record) -> None:
-        """Remove a stored trajectory; see `Format.remove`."""
-        super().remove(folder, record)
+    def forget(self, folder: Path, record: Record) -> None:
+        """Let go of the mapping of a trajectory's file."""
         self._mappings.forget((folder, record.uuid))
 
     def close(self) -> None:
@@ -125,7 +123,7 @@ class PtFormat(Format):
     def _map(self, folder: Path, record: Record) -> RowSource:
         path = self.path(folder, record)
         with naming(path, record):
-            mapped = files.map_readonly(path)
+            mapped = map_readonly(path)
             check_size(record, len(mapped))
             data_start = record.location.get("data_start", 0)
             if mapped[:data_start].tobytes().find(record.uuid.encode()) < 0:
@@ -184,7 +182,8 @@ def _column_view(mapped: NDArray[np.uint8], data_start: int, column: ColumnLayou
     dtype = storage_dtype("int32" if column.dtype == TEXT else column.dtype)
     if not column.size_bytes:
         return np.empty(shape, dtype)
-    assert column.offset is not None, "write gives each column its offset"
+    if column.offset is None:
+        raise CorruptFileError(f"the index does not say where column {column.name!r} lies in it")
     offset = data_start + column.offset
     if offset + column.size_bytes > len(mapped):
         raise CorruptFileError(f"column {column.name!r} lies outside it")

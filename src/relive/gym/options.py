@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from relive.errors import InvalidArgumentError
+from relive.options import check_count
 
 __all__ = ["Position", "RewardType", "RolloutOptions"]
 
@@ -61,10 +62,7 @@ class RolloutOptions:
             number = getattr(self, spec.name)
             if lowest is None or (number is None and spec.name in _MAY_BE_NONE):
                 continue
-            if not isinstance(number, int) or isinstance(number, bool) or number < lowest:
-                raise InvalidArgumentError(
-                    f"{spec.name} is {number!r}, but must be an integer of at least {lowest}"
-                )
+            object.__setattr__(self, spec.name, check_count(spec.name, number, lowest))
         group: object = self.group
         if not isinstance(group, str) or not group:
             raise InvalidArgumentError(

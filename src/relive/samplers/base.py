@@ -34,7 +34,12 @@ class Draw:
 
 
 class Sampler(ABC):
-    """Draws rows from a window. A buffer calls it under its lock, so it needs none."""
+    """Draws rows from a window.
+
+    A buffer calls `draw`, the two listeners and the two methods for states under a lock, one at
+    a time. `finish` is called outside it, for several batches at once: it only computes. The
+    listeners must not raise.
+    """
 
     name: ClassVar[str]
     """Names the sampler in saved states."""

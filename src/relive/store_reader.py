@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reading half of a store: which trajectories there are, and their rows.
+
+A trajectory's rows come from memory while no file has them, else from the cache or its file.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relive.cache import TrajectoryCache
+from relive.disk import Disk
+from relive.errors import TimeLimitError
+from relive.formats.base import row_source
+from relive.gather import KeptRows, RowSource
+from relive.index import Index, Window
+from relive.leases import Leases
+from relive.record import Record
+from relive.row_reading import read_rows
+from relive.snapshot import Snapshot
+from relive.spec import Schema
+from relive.writer import STALL_LIMIT_S
+
+__all__ = ["Resident", "StoreReader", "View"]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A window whose rows stay readable while it is held."""
+
+    window: Window
+    """The trajectories."""
+    schema: Schema | None
+    """What each of them has; None when there was none yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A trajectory in memory because no file has it."""
+
+    snapshot: Snapshot
+    """The trajectory."""
+    rows: RowSource
+    """Its columns as rows."""
+
+
+class StoreReader:
+    """Trajectories as they can be read. Any thread may call any method."""
+
+    def __init__(self, *, disk: Disk | None, cache: TrajectoryCache) -> None:
+        """Begin with what the disk holds, or empty.
+
+        Args:
+            disk: The opened folder; None when everything is in memory.
+            cache: For rows of trajectories that the disk has.
+        """
+        self.disk = disk
+        """The folder, or None."""
+        self.lock = threading.RLock()
+        """Guards the index; held for moments only, never while anything is read or written."""
+        self.changed = threading.Condition(self.lock)
+        """Notified after each addition and each end of a read."""
+        self.index = Index()
+        """Records and numbering; look at it under the lock."""
+        self.schema: Schema | None = None
+        """What each trajectory has; None before the first."""
+        self._cache = cache
+        self._resident: dict[int, Resident] = {}
+        self._leases: Leases[Resident] = Leases()
+        self._is_replacing = False
+        if disk is not None:
+            self.index = Index(disk.contents.records.values(), disk.contents.numbering)
+            self.schema = disk.contents.schema
+
+    @property
+    def num_pending(self) -> int:
+        """Trajectories that are to be written and are not yet."""
+        return 0 if self.disk is None else len(self._resident)
+
+    @property
+    def num_in_memory(self) -> int:
+        """Trajectories in the cache, or in memory when there is no disk."""
+        return len(self._resident) if self.disk is None else len(self._cache)
+
+    @property
+    def cache_size_bytes(self) -> int:
+        """Bytes of columns in the cache."""
+        return self._cache.size_bytes
+
+    def _hold(self, record: Record, snapshot: Snapshot, *, has_file: bool) -> None:
+        """Keep the rows of a trajectory: in the cache, and in any case while no file has them."""
+        rows = KeptRows(row_source(snapshot))
+        if not has_file:
+            self._resident[record.trajectory_id] = Resident(snapshot, rows)
+        if self.disk is not None:
+            self._cache.put(record.trajectory_id, rows)
+
+    def fill_cache(self) -> None:
+        """Read the newest trajectories into the cache, those that are not there.
+
+        Raises:
+            MissingFileError: A file is not there.
+            CorruptFileError: A file is damaged.
+        """
+        newest = self.index.newest(self._cache.max_size) if self._cache.max_size else []
+        for record in newest:
+            if record.trajectory_id not in self._cache:
+                self._hold(record, self.read(record.trajectory_id), has_file=True)
+
+    @contextmanager
+    def view(self, size: int) -> Iterator[View]:
+        """Yield the newest trajectories, 0 = all, readable until the block ends."""
+        with self.lock:
+            self._wait_for(lambda: not self._is_replacing, "a load to end")
+            lease = self._leases.begin()
+            view = View(self.index.window(size), self.schema)
+        try:
+            yield view
+        finally:
+            with self.lock:
+                self._leases.end(lease)
+                self.changed.notify_all()
+
+    def find(self, trajectory_id: int) -> tuple[Record, Resident | None]:
+        """Return a record, and its rows while no file has them, retired ones included.
+
+        Raises:
+            EvictedError: It is not there.
+        """
+        with self.lock:
+            retired = self._leases.find(trajectory_id)
+            if retired is not None and trajectory_id not in self.index:
+                return retired.record, retired.resident
+            return self.index.get(trajectory_id), self._resident.get(trajectory_id)
+
+    def read(self, trajectory_id: int) -> Snapshot:
+        """Return a whole trajectory.
+
+        Raises:
+            EvictedError: It is not there.
+            MissingFileError: Its file is not there.
+            CorruptFileError: Its file is damaged.
+        """
+        with self.view(1):
+            record, resident = self.find(trajectory_id)
+            if resident is not None:
+                return resident.snapshot
+            assert self.disk is not None
+            return self.disk.formats.of(record).read(self.disk.folder, record)
+
+    def gather(
+        self, view: View, row_ids: NDArray[np.int64], names: Sequence[str]
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, list[str]]]:
+        """Copy rows of a view that is held, as `read_rows` does."""
+        assert view.schema is not None
+        return read_rows(
+            row_ids, names, view.window, view.schema, find=self._find_rows, disk=self.disk
+        )
+
+    def _find_rows(self, trajectory_id: int) -> tuple[Record, RowSource | None]:
+        record, resident = self.find(trajectory_id)
+        return record, resident.rows if resident else self._cache.get(trajectory_id)
+
+    def _wait_for(self, is_true: Callable[[], bool], what: str) -> None:
+        if not self.changed.wait_for(is_true, STALL_LIMIT_S):
+            raise TimeLimitError(
+                f"waited {STALL_LIMIT_S:g} s for {what}, but it goes on; look at the threads that "
+                "use this buffer"
+            )

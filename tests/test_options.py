@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`relive.options`: plain arguments mean the same wherever they are given."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relive import TrajectoryReplayBuffer
+from relive.errors import InvalidArgumentError
+from relive.options import check_count, checked_time_limit, is_count
+
+NO_TIME_LIMITS = [-1, -0.5, float("nan"), float("inf"), 10**400, True, np.True_, "x", None, [1]]
+
+
+class TestCounts:
+    @pytest.mark.parametrize("number", [3, np.int64(3), np.uint8(3)])
+    def test_integers_of_python_and_numpy_become_plain_ones(self, number: Any) -> None:
+        assert is_count(number, 3)
+        assert check_count("num_epochs", number) == 3
+        assert type(check_count("num_epochs", number)) is int
+
+    @pytest.mark.parametrize("number", [0, -1, np.int64(0), 1.0, np.float32(2), True, "1", None])
+    def test_what_is_no_count_is_named(self, number: Any) -> None:
+        assert not is_count(number)
+        with pytest.raises(InvalidArgumentError) as error:
+            check_count("num_epochs", number)
+        assert str(error.value) == (
+            f"num_epochs is {number!r}, but must be an integer of at least 1"
+        )
+
+
+class TestTimeLimits:
+    @pytest.mark.parametrize("seconds", [0, 2, 0.5, np.float32(0.5), np.int64(9)])
+    def test_numbers_become_floats(self, seconds: Any) -> None:
+        assert checked_time_limit("timeout_s", seconds) == seconds
+        assert type(checked_time_limit("timeout_s", seconds)) is float
+
+    def test_the_longest_is_what_python_can_wait(self) -> None:
+        longest = threading.TIMEOUT_MAX
+        assert checked_time_limit("timeout_s", longest) == longest
+        with pytest.raises(InvalidArgumentError):
+            checked_time_limit("timeout_s", 2 * longest)
+
+    @pytest.mark.parametrize("seconds", NO_TIME_LIMITS)
+    def test_what_is_no_time_limit_is_named(self, seconds: Any) -> None:
+        with pytest.raises(InvalidArgumentError, match=r"^stall_s is .*number of seconds from 0"):
+            checked_time_limit("stall_s", seconds)
+
+    @pytest.mark.parametrize("seconds", [limit for limit in NO_TIME_LIMITS if limit is not None])
+    def test_a_buffer_refuses_it_before_it_waits(self, seconds: Any, tmp_path: Path) -> None:
+        with TrajectoryReplayBuffer(auto_save=True, auto_save_path=tmp_path) as buffer:
+            with pytest.raises(InvalidArgumentError, match=r"^timeout_s is "):
+                buffer.flush(timeout_s=seconds)
+            waiting = buffer.is_ready_async(1, timeout_s=seconds)
+            with pytest.raises(InvalidArgumentError, match=r"^timeout_s is "):
+                waiting.send(None)
