@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from relive.dtypes import DTYPE_NAMES, has_numpy_type, storage_dtype
+from relive.dtypes import DTYPE_NAMES, TEXT, has_numpy_type, storage_dtype
 from relive.errors import UnsupportedValueError
 from relive.tensors import copy_in, is_array, is_tensor, shape_of, wrap_out
 
@@ -47,11 +47,16 @@ class TestDtypes:
         assert {storage_dtype(name).kind for name in MOVED} == {"u"}
         assert "bfloat16" in MOVED
 
-    @pytest.mark.parametrize("name", ["text", "object", "float128", "str", "datetime64", ""])
+    @pytest.mark.parametrize("name", ["object", "float128", "str", "datetime64", ""])
     def test_nothing_else_is_a_type(self, name: str) -> None:
         assert not has_numpy_type(name)
         with pytest.raises(KeyError):
             storage_dtype(name)
+
+    def test_text_is_held_as_codes_and_is_no_type_of_numbers(self) -> None:
+        assert storage_dtype(TEXT) == np.dtype(np.int32)
+        assert TEXT not in DTYPE_NAMES
+        assert not has_numpy_type(TEXT)
 
 
 class TestRoundTrip:

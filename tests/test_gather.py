@@ -17,7 +17,7 @@ from relive.formats.base import row_source
 from relive.gather import KeptRows, RowBatch, RowSource, Wanted
 from relive.record import Record
 from relive.runs import LEADING, TRAILING, drop_extra_rows
-from relive.snapshot import TEXT, Snapshot
+from relive.snapshot import Snapshot
 from relive.testing import addressed, record_of, snapshots
 
 NAMES = ("curr_obs/id", "next_obs/arm/id", "versions", "dones", "prev_values", "curr_obs/task")
@@ -27,7 +27,7 @@ def empties_of(record: Record) -> Mapping[str, tuple[tuple[int, ...], np.dtype[A
     return {
         column.name: (
             column.row_shape,
-            storage_dtype("int32" if column.dtype == TEXT else column.dtype),
+            storage_dtype(column.dtype),
         )
         for column in record.layout.columns
     }

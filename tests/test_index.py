@@ -180,7 +180,7 @@ class TestLocate:
         if set(ids) <= given_rows:
             index.window(0).locate(wanted)
             return
-        with pytest.raises(EvictedError, match="were evicted, deleted or never given") as caught:
+        with pytest.raises(EvictedError, match="neither evicted nor deleted") as caught:
             index.window(0).locate(wanted)
         assert caught.value.ids == tuple(sorted(set(ids) - given_rows))
 

@@ -18,7 +18,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "relive"
 LAYERS = (
     ("errors",),
     ("columns", "dtypes", "files", "libc", "locks", "mapped_files", "warning"),
-    ("lifetime", "limits", "listeners", "options", "randomness", "sharding", "waiting"),
+    ("disk_errors", "lifetime", "limits", "listeners", "options", "randomness", "sharding", "waiting"),
     ("runs", "tensors"),
     ("interventions", "part", "trajectory"),
     ("snapshot",),

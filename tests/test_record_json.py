@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from records import make_layout, make_record
-from relive.dtypes import DTYPE_NAMES
+from relive.dtypes import DTYPE_NAMES, TEXT
 from relive.errors import CorruptFileError, FormatVersionError
 from relive.record import ColumnLayout, Layout, Record, quoted_weights_id
 from relive.record_json import LayoutTable, record_from_json, record_to_json
-from relive.snapshot import TEXT
 
 any_text = st.text(st.characters(exclude_categories=()), max_size=8)
 naturals = st.integers(0, 2**62)

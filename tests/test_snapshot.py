@@ -11,8 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from relive.dtypes import TEXT
 from relive.errors import ColumnMismatchError, CorruptFileError, UnsupportedValueError
-from relive.snapshot import TEXT, Snapshot, restore, take_snapshot
+from relive.snapshot import Snapshot, restore, take_snapshot
 from relive.testing import addressed, differences, trajectories
 from relive.trajectory import FLAG_FIELDS, Trajectory
 

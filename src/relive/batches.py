@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive.columns import SEPARATOR, Tree, unflatten
-from relive.dtypes import has_numpy_type
+from relive.dtypes import TEXT, has_numpy_type
 from relive.errors import ColumnMismatchError, InvalidArgumentError, UnsupportedValueError
-from relive.snapshot import TEXT
 from relive.spec import Schema
 from relive.tensors import Framework, wrap_out
 from relive.texts import strings_of

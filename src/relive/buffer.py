@@ -409,17 +409,18 @@ class TrajectoryReplayBuffer(BufferReader):
             checkpoint = read_checkpoint(path, self._formats)
             saved = None if checkpoint.state is None else BufferState.from_json(checkpoint.state)
             start, stop = shard_bounds(len(checkpoint.entries), local_rank, world_size)
-            numbering = checkpoint.numbering
+            entries, numbering = checkpoint.entries[start:stop], checkpoint.numbering
+            window = self.sample_window_size or len(entries)
             if is_distributed:
                 numbering = numbering.for_rank(local_rank, world_size)
             restore_entries(
                 self._store,
                 self._formats,
-                checkpoint.entries[start:stop],
+                entries,
                 numbering=numbering.not_before(self._store.index.numbering),
                 schema=checkpoint.schema,
                 declared=self._columns,
-                num_in_memory=self._cache.max_size if self.auto_save else self.sample_window_size,
+                num_in_memory=min(len(entries), self._cache.max_size if self.auto_save else window),
             )
         # the counter keeps a later load from repeating the draws of this one
         counter = checkpoint.numbering.next_trajectory_id
@@ -427,7 +428,7 @@ class TrajectoryReplayBuffer(BufferReader):
             self._draws.begin_stream((local_rank, world_size), counter)
         elif saved is not None:
             self._draws.go_on_from(saved, counter)
-        if stop == start:
+        if not entries:
             warn(
                 f"rank {local_rank} of {world_size} loaded no trajectory: {str(path)!r} holds "
                 f"{len(checkpoint.entries)}"

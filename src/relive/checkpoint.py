@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from relive import files
+from relive.disk_errors import naming_disk_errors
 from relive.errors import (
     InvalidArgumentError,
-    MissingFileError,
     StorageWriteError,
     StoreExistsError,
 )
@@ -80,27 +80,18 @@ def save_checkpoint(
     """
     path = path.resolve()  # else a link would be replaced, and what it leads to be left
     _check_place(path)
-    try:
+    what = f"the checkpoint {str(path)!r} could not be written"
+    with naming_disk_errors(StorageWriteError, path, what, "what stood there is as it was"):
         settle(path, tidy=True)
         with files.building_folder(path) as folder:
-            contents.records = {r.trajectory_id: r for r in write_files(folder)}
-            digest = write_index(
-                folder / INDEX_NAME, contents, sync=True, between_slices=lambda: None
-            )
-            whole = metadata(contents)
+            records = {r.trajectory_id: r for r in write_files(folder)}
+            whole_index = replace(contents, records=records)
+            digest = write_index(folder / INDEX_NAME, whole_index, sync=True)
+            whole = metadata(whole_index)
             whole["relive"]["index_xxh3"] = digest
             whole["relive"]["saved_at"] = time.time()
             write_metadata(folder / METADATA_NAME, whole, sync=True)
             _put_in_place(folder, path)
-    except (StorageWriteError, MissingFileError):
-        raise
-    except OSError as error:
-        raise StorageWriteError(
-            f"the checkpoint {str(path)!r} could not be written: {error}; what stood there before "
-            "is as it was",
-            path=str(path),
-            errno=error.errno,
-        ) from error
 
 
 def write_trajectories(

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relive.dtypes import has_numpy_type, storage_dtype
-from relive.snapshot import TEXT
+from relive.dtypes import TEXT, has_numpy_type, storage_dtype
 from relive.tensors import convert, copy_in, is_array
 
 __all__ = ["ColumnSpec", "Default", "row_from_json", "row_to_json"]
@@ -28,7 +27,7 @@ class ColumnSpec:
     @property
     def storage(self) -> np.dtype[Any]:
         """NumPy type in which rows are moved."""
-        return np.dtype(np.int32) if self.dtype == TEXT else storage_dtype(self.dtype)
+        return storage_dtype(self.dtype)
 
     def check(self, default: NDArray[Any] | str | None) -> None:
         """Check what was read from a file: the spec itself, and what stands in for the column.

@@ -6,10 +6,11 @@ from __future__ import annotations
 import time
 import uuid
 
+from relive.dtypes import TEXT
 from relive.formats.layouts import layout_of
 from relive.index import Numbering
 from relive.record import NOTHING, Record
-from relive.snapshot import TEXT, Snapshot
+from relive.snapshot import Snapshot
 
 __all__ = ["describe"]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from relive import files
+from relive.disk_errors import naming_disk_errors
 from relive.errors import StorageWriteError
 from relive.folder import OpenedFolder, finish_moves, naming_folder, set_aside
 from relive.format_set import FormatSet
@@ -55,8 +56,8 @@ class Disk:
             opened: The folder, its lock and index.
             formats: How trajectories are stored.
             durability: When a trajectory counts as stored.
-            metadata: Gives the contents of `metadata.json` for an index, and whether the store
-                is being closed. Called in the writer's thread.
+            metadata: Gives the contents of `metadata.json` for an index. Called in the writer's
+                thread.
 
         Raises:
             StorageError: The disk refused.
@@ -281,17 +282,10 @@ class Disk:
             self._export(is_closing=True)
             self._journal.close()
 
-        try:
+        what = f"the index in {str(self.folder)!r} could not be completed"
+        cure = "the buffer is still open, close it again once there is room"
+        with naming_disk_errors(StorageWriteError, self.folder, what, cure):
             self.run_now("the index", finish)
-        except StorageWriteError:
-            raise
-        except OSError as error:
-            raise StorageWriteError(
-                f"the index in {str(self.folder)!r} could not be completed: {error}; the buffer is "
-                "still open, close it again once there is room",
-                path=str(self.folder),
-                errno=error.errno,
-            ) from error
         self._writer.close()
         self.formats.close()
         self._lock.release()

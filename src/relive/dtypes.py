@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["DTYPE_NAMES", "has_numpy_type", "storage_dtype"]
+__all__ = ["DTYPE_NAMES", "TEXT", "has_numpy_type", "storage_dtype"]
+
+TEXT = "text"
+"""Stands for the element type of a column of strings, which are held as codes into a table."""
 
 _NATIVE = (
     "bool",
@@ -38,23 +41,22 @@ _MOVED_AS = {
     "float8_e8m0fnu": "uint8",
     "float4_e2m1fn_x2": "uint8",
 }
-_STORAGE = {
-    name: np.dtype(moved)
-    for name, moved in [*zip(_NATIVE, _NATIVE, strict=True), *_MOVED_AS.items()]
-}
 
-DTYPE_NAMES = tuple(_STORAGE)
-"""Every element type a column may have."""
+DTYPE_NAMES = (*_NATIVE, *_MOVED_AS)
+"""Every element type of numbers that a column may have."""
+
+_STORAGE = {name: np.dtype(_MOVED_AS.get(name, name)) for name in DTYPE_NAMES}
+_STORAGE[TEXT] = np.dtype(np.int32)
 
 
 def storage_dtype(name: str) -> np.dtype[np.generic]:
     """Return the NumPy type in which columns of this element type are held and moved.
 
     Args:
-        name: One of `DTYPE_NAMES`.
+        name: One of `DTYPE_NAMES`, or `TEXT`.
 
     Raises:
-        KeyError: `name` is not one of them.
+        KeyError: `name` is none of them.
 
     Example:
         >>> storage_dtype("bfloat16")
@@ -70,4 +72,4 @@ def has_numpy_type(name: str) -> bool:
         >>> has_numpy_type("float16"), has_numpy_type("bfloat16")
         (True, False)
     """
-    return name in _STORAGE and name not in _MOVED_AS
+    return name in _NATIVE

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from relive import files
+from relive.disk_errors import naming_disk_errors
 from relive.errors import (
     CorruptFileError,
     MissingFileError,
@@ -107,16 +108,9 @@ def naming_folder(folder: Path) -> Iterator[None]:
     Raises:
         StorageError: In place of `OSError`.
     """
-    try:
+    what = f"{str(folder)!r} cannot be opened for writing"
+    with naming_disk_errors(StorageError, folder, what, "check path and permissions"):
         yield
-    except StorageError:
-        raise
-    except OSError as error:
-        raise StorageError(
-            f"{str(folder)!r} cannot be opened for writing: {error}; check path and permissions",
-            path=str(folder),
-            errno=error.errno,
-        ) from error
 
 
 def _open(folder: Path, formats: FormatSet, if_exists: IfExists, break_lock: bool) -> OpenedFolder:

@@ -61,7 +61,11 @@ class IndexContents:
 
 
 def write_index(
-    path: Path, contents: IndexContents, *, sync: bool, between_slices: Callable[[], None]
+    path: Path,
+    contents: IndexContents,
+    *,
+    sync: bool,
+    between_slices: Callable[[], object] = lambda: None,
 ) -> str:
     """Write an index file, atomically.
 
@@ -89,7 +93,7 @@ def write_index(
     return digest.hexdigest()
 
 
-def _pieces(contents: IndexContents, between_slices: Callable[[], None]) -> Iterable[str]:
+def _pieces(contents: IndexContents, between_slices: Callable[[], object]) -> Iterable[str]:
     layouts = LayoutTable()
     yield '{"trajectory_index": {'
     remaining = iter(contents.records.values())

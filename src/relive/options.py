@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-def is_count(number: object, least: int = 1) -> bool:
+def is_count(number: Any, least: int = 1) -> bool:
     """Tell whether this is an integer, of Python or NumPy, of at least `least`; a bool is none."""
     is_integer = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
     return is_integer and bool(number >= least)

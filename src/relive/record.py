@@ -18,7 +18,6 @@ import xxhash
 
 from relive.dtypes import storage_dtype
 from relive.errors import CorruptFileError, FormatVersionError
-from relive.snapshot import TEXT
 
 __all__ = ["ColumnLayout", "Layout", "Record", "interned", "natural", "quoted_weights_id"]
 
@@ -33,7 +32,7 @@ class ColumnLayout:
     name: str
     """Full name."""
     dtype: str
-    """Element type, or "text" for int32 codes."""
+    """Element type, or `relive.dtypes.TEXT` for codes."""
     shape: tuple[int, ...]
     """`[T, B, ...]` or `[T + E, B, ...]`."""
     offset: int | None = None
@@ -59,7 +58,7 @@ class ColumnLayout:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        size = storage_dtype("int32" if self.dtype == TEXT else self.dtype).itemsize
+        size = storage_dtype(self.dtype).itemsize
         for length in self.row_shape:
             size *= length
         return size
@@ -143,8 +142,7 @@ def interned(layout: Layout) -> Layout:
 
 def _column_from_json(entry: Any) -> ColumnLayout:
     dtype = str(entry["dtype"])
-    if dtype != TEXT:
-        storage_dtype(dtype)
+    storage_dtype(dtype)  # which refuses what is none
     return ColumnLayout(
         name=str(entry["name"]),
         dtype=dtype,

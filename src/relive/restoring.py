@@ -8,8 +8,8 @@ it is there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from uuid import NAMESPACE_OID, uuid5
 
@@ -17,6 +17,7 @@ from relive import files
 from relive.checkpoint_reading import Entry
 from relive.describe import describe
 from relive.disk import Disk
+from relive.disk_errors import naming_disk_errors
 from relive.errors import CorruptFileError, StorageError
 from relive.folder import ASIDE_NAME, INCOMING_PREFIX
 from relive.format_set import FormatSet
@@ -32,14 +33,98 @@ from relive.warning import warn
 __all__ = ["restore_entries"]
 
 
-@dataclass
-class _Brought:
-    """What has been brought so far."""
+class _Loading:
+    """Reads and gathers the trajectories of one checkpoint; the store is not changed."""
 
-    schema: Schema | None
-    records: list[Record] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
-    snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    def __init__(self, store: Store, formats: FormatSet, declared: Columns) -> None:
+        """Begin.
+
+        Args:
+            store: Where they go, and what it holds already.
+            formats: To read the checkpoint's files, and to write.
+            declared: The user's declaration.
+        """
+        self.schema: Schema | None = None
+        """What each trajectory has, as far as they were read."""
+        self.records: list[Record] = []
+        """Of the trajectories brought so far."""
+        self.kept: list[int] = []
+        """Ids of those that the store had already."""
+        self.snapshots: dict[int, Snapshot] = {}
+        """Rows of those that go into memory."""
+        self._disk = store.disk
+        self._formats = formats
+        self._declared = declared
+        self._present = {record.uuid: record for record in store.index}
+
+    def read(self, entry: Entry) -> tuple[Record, Snapshot]:
+        """Read a trajectory of the checkpoint, and let the schema admit it."""
+        if entry.record is None:
+            snapshot = self._read_foreign(entry)
+            record = _describe_foreign(snapshot, entry)
+        else:
+            snapshot = self._formats.of(entry.record).read(entry.folder, entry.record)
+            record = replace(
+                entry.record,
+                trajectory_id=entry.trajectory_id,
+                first_row_id=entry.first_row_id,
+            )
+            snapshot = _without_dropped(snapshot, self.schema)
+        self.schema, snapshot = admit(self.schema, self._declared, snapshot)
+        if len(snapshot.columns) != len(record.layout.columns):
+            layout = layout_of(snapshot)
+            texts = {name: text for name, text in record.texts.items() if name in layout}
+            digests = checksums(snapshot, layout)
+            record = replace(record, layout=layout, checksums=digests, texts=texts)
+        return record, snapshot
+
+    def _read_foreign(self, entry: Entry) -> Snapshot:
+        path = entry.path(self._formats)
+        snapshot = take_snapshot(self._formats.named(entry.format).read_file(path))
+        if snapshot.num_rows != entry.num_rows:
+            raise CorruptFileError(
+                f"{str(path)!r} holds {snapshot.num_rows} rows, but the index says "
+                f"{entry.num_rows}; restore the folder from a copy",
+                path=str(path),
+            )
+        return snapshot
+
+    def hold(self, entry: Entry) -> None:
+        """Read a trajectory for a store that keeps everything in memory."""
+        record, snapshot = self.read(entry)
+        self.records.append(record)
+        self.snapshots[record.trajectory_id] = snapshot
+
+    def bring(self, entry: Entry, incoming: Path, *, to_memory: bool) -> None:
+        """Bring a trajectory's file into a folder, unless the store has it already.
+
+        Args:
+            entry: The trajectory.
+            incoming: The folder.
+            to_memory: Whether its rows are to be at hand as well.
+        """
+        assert self._disk is not None, "without a disk trajectories are held"
+        formats, folder = self._formats, incoming
+        record, snapshot, ids = entry.record, None, (entry.trajectory_id, entry.first_row_id)
+        if record is None or (record.trajectory_id, record.first_row_id) != ids:
+            record, snapshot = self.read(entry)
+        stored = self._present.get(record.uuid)
+        if (
+            stored is not None
+            and (stored.trajectory_id, stored.first_row_id) == ids
+            and formats.of(stored).is_whole(self._disk.folder, stored)
+        ):
+            record, folder = stored, self._disk.folder
+            self.kept.append(record.trajectory_id)
+        elif snapshot is not None:
+            record = formats.own.write(incoming, record, snapshot, sync=True)
+        else:
+            formats.of(record).copy_to(entry.folder, record, incoming, sync=True)
+        self.records.append(record)
+        if to_memory:
+            if snapshot is None:
+                snapshot = formats.of(record).read(folder, record)
+            self.snapshots[record.trajectory_id] = snapshot
 
 
 def restore_entries(
@@ -61,8 +146,7 @@ def restore_entries(
         numbering: Ids of the next trajectory afterwards.
         schema: The checkpoint's, if it has one.
         declared: The user's declaration, which the checkpoint must fit.
-        num_in_memory: How many of the newest to hold in memory; 0 = all for a store without a
-            folder, none for one with.
+        num_in_memory: How many of the newest to hold in memory, at most all of them.
 
     Raises:
         ColumnMismatchError: The trajectories differ from each other or from the declaration.
@@ -70,21 +154,23 @@ def restore_entries(
         CorruptFileError: A file is cut, damaged or another program's.
         StorageError: The disk refused.
     """
-    brought = _Brought(None if schema is None else conform(schema, declared))
+    loading = _Loading(store, formats, declared)
+    if schema is not None:
+        loading.schema = conform(schema, declared)
+    first_in_memory = len(entries) - num_in_memory
     if store.disk is None:
-        newest = entries[-num_in_memory:] if num_in_memory else entries
-        for entry in newest:
-            _read(entry, formats, declared, brought)
+        for entry in entries[first_in_memory:]:
+            loading.hold(entry)
         with store.replacing():
-            store.replace(brought.records, brought.snapshots, numbering, brought.schema)
-            left_out = entries[: len(entries) - len(newest)]
+            store.replace(loading.records, loading.snapshots, numbering, loading.schema)
+            left_out = entries[:first_in_memory]
             store.forget(len(left_out), sum(entry.num_rows for entry in left_out))
         return
-    before = [record.trajectory_id for record in store.index]
-    _restore_to_disk(
-        store, store.disk, formats, entries, numbering, declared, num_in_memory, brought
-    )
-    num_aside = len(set(before) - set(brought.kept))
+    before = {record.trajectory_id for record in store.index}
+    what = f"the checkpoint could not be brought into {str(store.disk.folder)!r}"
+    with naming_disk_errors(StorageError, store.disk.folder, what, "the buffer is as it was"):
+        _restore_to_disk(store, store.disk, loading, entries, numbering, first_in_memory)
+    num_aside = len(before - set(loading.kept))
     if num_aside:
         warn(
             f"{num_aside} trajectories of the store that the checkpoint lacks left the index; "
@@ -95,77 +181,31 @@ def restore_entries(
 def _restore_to_disk(
     store: Store,
     disk: Disk,
-    formats: FormatSet,
+    loading: _Loading,
     entries: Sequence[Entry],
     numbering: Numbering,
-    declared: Columns,
-    num_in_memory: int,
-    brought: _Brought,
+    first_in_memory: int,
 ) -> None:
-    present = {record.uuid: record for record in store.index}
-    first_in_memory = len(entries) - num_in_memory
     incoming = disk.folder / f"{INCOMING_PREFIX}{files.token()}"
     is_noted = False
 
     def switch() -> None:
         nonlocal is_noted
         is_noted = True
-        store.replace(brought.records, brought.snapshots, numbering, brought.schema)
+        store.replace(loading.records, loading.snapshots, numbering, loading.schema)
 
     try:
         files.create_folder(incoming)
         for place, entry in enumerate(entries):
-            _bring(entry, formats, declared, brought, present, incoming, disk)
-            trajectory_id = brought.records[-1].trajectory_id
-            if place < first_in_memory:
-                brought.snapshots.pop(trajectory_id, None)
-            elif trajectory_id not in brought.snapshots:
-                record, is_kept = brought.records[-1], trajectory_id in brought.kept
-                folder = disk.folder if is_kept else incoming
-                brought.snapshots[trajectory_id] = disk.formats.of(record).read(folder, record)
+            loading.bring(entry, incoming, to_memory=place >= first_in_memory)
         files.sync_folder(incoming)
         with store.replacing():
             disk.take_over(
-                brought.records, brought.kept, numbering, brought.schema, incoming, switch
+                loading.records, loading.kept, numbering, loading.schema, incoming, switch
             )
-    except OSError as error:
-        if isinstance(error, StorageError):
-            raise
-        raise StorageError(
-            f"the checkpoint could not be brought into {str(disk.folder)!r}: {error}; the buffer "
-            "is as it was",
-            path=str(disk.folder),
-            errno=error.errno,
-        ) from error
     finally:
         if not is_noted:
             files.remove_folder(incoming)
-
-
-def _read(entry: Entry, formats: FormatSet, declared: Columns, brought: _Brought) -> None:
-    """Read a trajectory of a checkpoint into memory."""
-    record = entry.record
-    if record is None:
-        snapshot = take_snapshot(formats.named(entry.format).read_file(entry.path(formats)))
-        if snapshot.num_rows != entry.num_rows:
-            raise CorruptFileError(
-                f"{str(entry.path(formats))!r} holds {snapshot.num_rows} rows, but the index says "
-                f"{entry.num_rows}; restore the folder from a copy",
-                path=str(entry.path(formats)),
-            )
-        record = _describe_foreign(snapshot, entry)
-    else:
-        snapshot = formats.of(record).read(entry.folder, record)
-        record = replace(record, trajectory_id=entry.trajectory_id, first_row_id=entry.first_row_id)
-        snapshot = _without_dropped(snapshot, brought.schema)
-    brought.schema, snapshot = admit(brought.schema, declared, snapshot)
-    if len(snapshot.columns) != len(record.layout.columns):
-        layout = layout_of(snapshot)
-        texts = {name: text for name, text in record.texts.items() if name in layout}
-        digests = checksums(snapshot, layout)
-        record = replace(record, layout=layout, checksums=digests, texts=texts)
-    brought.records.append(record)
-    brought.snapshots[record.trajectory_id] = snapshot
 
 
 def _without_dropped(snapshot: Snapshot, schema: Schema | None) -> Snapshot:
@@ -184,36 +224,3 @@ def _describe_foreign(snapshot: Snapshot, entry: Entry) -> Record:
     return replace(
         record, uuid=str(uuid5(NAMESPACE_OID, identity)), checksums=digests, added_at=0.0
     )
-
-
-def _bring(
-    entry: Entry,
-    formats: FormatSet,
-    declared: Columns,
-    brought: _Brought,
-    present: Mapping[str, Record],
-    incoming: Path,
-    disk: Disk,
-) -> None:
-    """Bring one trajectory into the incoming folder, unless the store has it already."""
-    record = entry.record
-    ids = (entry.trajectory_id, entry.first_row_id)
-    must_read = record is None or (record.trajectory_id, record.first_row_id) != ids
-    if must_read:
-        _read(entry, formats, declared, brought)
-        record = brought.records.pop()
-    assert record is not None
-    stored = present.get(record.uuid)
-    if (
-        stored is not None
-        and (stored.trajectory_id, stored.first_row_id) == ids
-        and disk.formats.of(stored).is_whole(disk.folder, stored)
-    ):
-        brought.kept.append(stored.trajectory_id)
-        record = stored
-    elif must_read:
-        snapshot = brought.snapshots[record.trajectory_id]
-        record = disk.formats.own.write(incoming, record, snapshot, sync=True)
-    else:
-        formats.of(record).copy_to(entry.folder, record, incoming, sync=True)
-    brought.records.append(record)

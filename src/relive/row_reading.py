@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive.disk import Disk
+from relive.dtypes import TEXT
 from relive.gather import RowBatch, RowSource, Wanted
 from relive.index import Window
 from relive.record import Record
-from relive.snapshot import TEXT
 from relive.spec import Schema
 from relive.texts import merge_texts
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive.columns import flatten, unflatten
-from relive.dtypes import has_numpy_type
+from relive.dtypes import TEXT, has_numpy_type
 from relive.errors import ColumnMismatchError, CorruptFileError, UnsupportedValueError
 from relive.options import is_count
 from relive.runs import (
@@ -29,10 +29,7 @@ from relive.runs import (
 from relive.tensors import Framework, copy_in, is_array, shape_of, wrap_out
 from relive.trajectory import COLUMN_FIELDS, SHAPE_FIELDS, TREE_FIELDS, Trajectory
 
-__all__ = ["TEXT", "Column", "SideValue", "Snapshot", "restore", "take_snapshot"]
-
-TEXT = "text"
-"""The element type of text columns, whose values are codes into a table."""
+__all__ = ["Column", "SideValue", "Snapshot", "restore", "take_snapshot"]
 
 SideValue = Any
 """What stays with a trajectory beside its columns: bool, int, float, str, bytes, or {}."""

@@ -14,7 +14,7 @@ from relive.collection.blocks import Block, even_sizes, join, split
 from relive.collection.groups import FinishedNumbers, Group, OpenRollout
 from relive.collection.incoming import flat_columns, mismatch, read_part
 from relive.collection.plan import INITIAL_STEP, RolloutPlan
-from relive.collection.rollout import Layout, Rollout
+from relive.collection.rollout import Rollout, SharedColumns
 from relive.errors import InvalidArgumentError, LimitExceededError, PartMismatchError
 from relive.options import check_count, is_count
 from relive.part import TrajectoryPart
@@ -59,7 +59,7 @@ class Assembly:
         self._split = _checked_split(split)
         self._max_open = check_count("max_open", max_open)
         self._groups: dict[str, Group] = {}
-        self._joint_layout = Layout()
+        self._joint_columns = SharedColumns()
         self._to_join: dict[str, deque[tuple[Block, float]]] = {name: deque() for name in join}
         self._counts: Counter[str] = Counter()
 
@@ -87,7 +87,7 @@ class Assembly:
         opened = None if group is None or is_restart else group.open.get(part.trajectory)
         if opened is None:
             self._check_room(part, num_freed=len(group.open) if group and is_restart else 0)
-            rollout = Rollout(self._plan, self._layout(part.group))
+            rollout = Rollout(self._plan, self._shared_columns(part.group))
         else:
             rollout = opened.rollout
         staged = rollout.stage(part, incoming, num_envs)
@@ -241,8 +241,8 @@ class Assembly:
 
     # Changes, which cannot fail.
 
-    def _layout(self, name: str) -> Layout:
-        return self._joint_layout if name in self._to_join else Layout()
+    def _shared_columns(self, name: str) -> SharedColumns:
+        return self._joint_columns if name in self._to_join else SharedColumns()
 
     def _restart(self, part: TrajectoryPart, group: Group) -> list[Block]:
         leaving: list[Block] = []

@@ -22,7 +22,7 @@ from relive.trajectory import FLAG_FIELDS, Trajectory
 
 __all__ = [
     "Block",
-    "Column",
+    "BlockColumn",
     "build",
     "choose_weights_id",
     "even_sizes",
@@ -34,7 +34,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class BlockColumn:
     """All rows of one column, `[rows, B, ...]`."""
 
     rows: NDArray[Any] | list[list[str]]
@@ -49,7 +49,7 @@ class Column:
 class Block:
     """Consecutive chunk steps of one group, or of several joined along B."""
 
-    columns: Mapping[str, Column]
+    columns: Mapping[str, BlockColumn]
     """By full name, in order of names."""
     num_envs: int
     """B."""
@@ -73,7 +73,7 @@ def weights_id(versions: NDArray[Any]) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_DNS, versions.tobytes().hex()))
 
 
-def choose_weights_id(ids: Sequence[str], versions: Column | None) -> str:
+def choose_weights_id(ids: Sequence[str], versions: BlockColumn | None) -> str:
     """Return the one name of the weights that acted in a trajectory.
 
     Args:
@@ -96,7 +96,7 @@ def join(blocks: Sequence[Block]) -> Block:
     """Put blocks of the same chunk steps side by side along B.
 
     Args:
-        blocks: One or more with the same columns, layouts and number of rows.
+        blocks: One or more with the same columns, specs and number of rows.
 
     Returns:
         Their envs in the order given. Its weights are those of all of them: the one name, or one
@@ -113,7 +113,7 @@ def join(blocks: Sequence[Block]) -> Block:
     )
 
 
-def _join_column(columns: Sequence[Column]) -> Column:
+def _join_column(columns: Sequence[BlockColumn]) -> BlockColumn:
     rows: NDArray[Any] | list[list[str]]
     if isinstance(columns[0].rows, list):
         rows = [
@@ -123,7 +123,7 @@ def _join_column(columns: Sequence[Column]) -> Column:
     else:
         rows = np.concatenate([column.rows for column in columns], axis=1)
     is_torch = any(column.framework == "torch" for column in columns)
-    return Column(rows, columns[0].dtype, "torch" if is_torch else "numpy")
+    return BlockColumn(rows, columns[0].dtype, "torch" if is_torch else "numpy")
 
 
 def split(block: Block, sizes: Sequence[int]) -> list[Block]:
@@ -149,13 +149,13 @@ def split(block: Block, sizes: Sequence[int]) -> list[Block]:
     ]
 
 
-def _cut_column(column: Column, start: int, stop: int) -> Column:
+def _cut_column(column: BlockColumn, start: int, stop: int) -> BlockColumn:
     rows: NDArray[Any] | list[list[str]]
     if isinstance(column.rows, list):
         rows = [texts[start:stop] for texts in column.rows]
     else:
         rows = np.ascontiguousarray(column.rows[:, start:stop])
-    return Column(rows, column.dtype, column.framework)
+    return BlockColumn(rows, column.dtype, column.framework)
 
 
 def even_sizes(num_envs: int, num_pieces: int) -> list[int]:
@@ -169,7 +169,7 @@ def even_sizes(num_envs: int, num_pieces: int) -> list[int]:
     return [least + (index < rest) for index in range(num_pieces)]
 
 
-def mark_truncated(columns: Mapping[str, Column]) -> None:
+def mark_truncated(columns: Mapping[str, BlockColumn]) -> None:
     """Mark, in place, that every env whose episode goes on was cut off after the last row.
 
     Truncations are set where the last row has no flag at all, dones where it is not done; of
@@ -185,7 +185,7 @@ def mark_truncated(columns: Mapping[str, Column]) -> None:
         last["dones"][~is_set["dones"], -1] = 1
 
 
-def _last_row(column: Column) -> NDArray[Any]:
+def _last_row(column: BlockColumn) -> NDArray[Any]:
     assert isinstance(column.rows, np.ndarray)  # text flags were refused when they came
     last: NDArray[Any] = column.rows[-1]
     return last.reshape(len(last), -1)  # [B, ...] -> [B, flags of an env], a view

@@ -13,26 +13,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relive.column_spec import ColumnSpec
 from relive.columns import SEPARATOR, flatten
-from relive.dtypes import has_numpy_type
+from relive.dtypes import TEXT, has_numpy_type
 from relive.errors import PartMismatchError, UnsupportedValueError
 from relive.part import TrajectoryPart
 from relive.tensors import copy_in, is_array, is_tensor
 from relive.trajectory import COLUMN_FIELDS, FLAG_FIELDS, TREE_FIELDS
 
 __all__ = [
-    "TEXT",
     "VERSIONS",
-    "ColumnLayout",
     "Incoming",
     "check_name",
     "flat_columns",
     "mismatch",
     "read_part",
+    "shown",
 ]
-
-TEXT = "text"
-"""Stands for the element type of a column of texts."""
 
 VERSIONS = "versions"
 """The one column that may be given as a single number, for all envs."""
@@ -41,34 +38,31 @@ _NUMBER_FIELDS = (*FLAG_FIELDS, VERSIONS, "gaps")
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnLayout:
-    """What all rows of a column have in common."""
-
-    dtype: str
-    """Name of the element type, or `TEXT`."""
-    row_shape: tuple[int, ...]
-    """Shape of one row, without T and B."""
-
-    def __str__(self) -> str:
-        return f"{self.dtype} [{', '.join(map(str, ('B', *self.row_shape)))}]"
-
-
-@dataclass(frozen=True, slots=True)
 class Incoming:
     """One column of one part, in memory of our own."""
 
     rows: NDArray[Any] | list[str]
     """`[B, ...]` in the storage type, or B texts."""
-    layout: ColumnLayout
+    spec: ColumnSpec
     """What its rows have in common."""
     is_tensor: bool
     """Whether it came as a PyTorch tensor."""
 
     def has_same_values(self, rows: NDArray[Any] | list[str]) -> bool:
-        """Tell whether these rows of the same layout are the same, bit for bit."""
+        """Tell whether these rows of the same spec are the same, bit for bit."""
         if isinstance(self.rows, list):
             return bool(self.rows == rows)
         return self.rows.tobytes() == np.asarray(rows).tobytes()
+
+
+def shown(spec: ColumnSpec) -> str:
+    """Return a spec as messages about parts show it.
+
+    Example:
+        >>> shown(ColumnSpec("float32", (3,)))
+        'float32 [B, 3]'
+    """
+    return f"{spec.dtype} [{', '.join(map(str, ('B', *spec.row_shape)))}]"
 
 
 def mismatch(part: TrajectoryPart, fault: str, *, column: str = "") -> PartMismatchError:
@@ -156,30 +150,30 @@ def _stamp(version: Any, num_envs: int, is_torch: bool) -> Incoming:
     number = version.item() if is_array(version) else version
     dtype = "int64" if isinstance(number, int) else "float32"
     rows = np.full(num_envs, number, dtype)
-    return Incoming(rows, ColumnLayout(dtype, ()), is_torch)
+    return Incoming(rows, ColumnSpec(dtype), is_torch)
 
 
 def _read_column(part: TrajectoryPart, name: str, leaf: Any) -> Incoming:
     if isinstance(leaf, (list, tuple)) and all(isinstance(text, str) for text in leaf):
-        column = Incoming([str(text) for text in leaf], ColumnLayout(TEXT, ()), is_tensor=False)
+        column = Incoming([str(text) for text in leaf], ColumnSpec(TEXT), is_tensor=False)
     elif is_array(leaf):
         rows, dtype = copy_in(leaf, name)
         if not rows.ndim:
             raise mismatch(
                 part, f"has a single number as {name!r}, but columns are [B, ...]", column=name
             )
-        column = Incoming(rows, ColumnLayout(dtype, rows.shape[1:]), is_tensor(leaf))
+        column = Incoming(rows, ColumnSpec(dtype, rows.shape[1:]), is_tensor(leaf))
     else:
         raise UnsupportedValueError(
             f"column {name!r} is a {type(leaf).__name__} in a part of group {part.group!r}, step "
             f"{part.step}, but must be a tensor, an array or a list of B texts; convert it",
             column=name,
         )
-    numbers = has_numpy_type(column.layout.dtype) and 0 not in column.layout.row_shape
+    numbers = has_numpy_type(column.spec.dtype) and 0 not in column.spec.row_shape
     if name in _NUMBER_FIELDS and not numbers:
         raise mismatch(
             part,
-            f"has {column.layout} as {name!r}, but that must be numbers of a NumPy type",
+            f"has {shown(column.spec)} as {name!r}, but that must be numbers of a NumPy type",
             column=name,
         )
     return column

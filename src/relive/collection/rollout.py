@@ -14,22 +14,23 @@ from typing import Any
 
 import numpy as np
 
-from relive.collection.blocks import Block, Column, choose_weights_id, mark_truncated
-from relive.collection.incoming import TEXT, VERSIONS, ColumnLayout, Incoming, mismatch
+from relive.collection.blocks import Block, BlockColumn, choose_weights_id, mark_truncated
+from relive.collection.incoming import VERSIONS, Incoming, mismatch, shown
 from relive.collection.plan import Moment, RolloutPlan
-from relive.dtypes import storage_dtype
+from relive.column_spec import ColumnSpec
+from relive.dtypes import TEXT
 from relive.part import TrajectoryPart
 from relive.tensors import Framework
 
-__all__ = ["Cut", "Layout", "Rollout", "Staged"]
+__all__ = ["Cut", "Rollout", "SharedColumns", "Staged"]
 
 
 @dataclass(slots=True)
-class Layout:
+class SharedColumns:
     """What the columns of a trajectory, or of all that are to be joined, have in common."""
 
-    columns: dict[str, ColumnLayout] = field(default_factory=dict)
-    """Each column's layout, from the first part that brought it."""
+    specs: dict[str, ColumnSpec] = field(default_factory=dict)
+    """Each column's spec, from the first part that brought it."""
     step_names: frozenset[str] | None = None
     """Which columns a chunk step has, from the first complete one."""
     extra_row_names: set[str] = field(default_factory=set)
@@ -71,13 +72,13 @@ class Rollout:
 
     Args:
         plan: What makes the trajectory whole.
-        layout: What its columns must look like; filled by the parts that come first. Shared
+        shared: What its columns must look like; filled by the parts that come first. Shared
             between trajectories that are to be joined.
     """
 
-    def __init__(self, plan: RolloutPlan, layout: Layout) -> None:
+    def __init__(self, plan: RolloutPlan, shared: SharedColumns) -> None:
         self._plan = plan
-        self._layout = layout
+        self._shared = shared
         self._num_envs = 0
         self._columns: dict[str, Any] = {}  # [rows, B, ...], or a list of B texts a row
         self._tensor_names: set[str] = set()
@@ -103,7 +104,7 @@ class Rollout:
 
         Raises:
             PartMismatchError: The part is past the plan's bounds; its step takes no such column; a
-                column has another layout or other values than before; it brings a new column to
+                column has another type, row shape or values than before; it brings a new column to
                 a step that is complete; or it completes a step that then has other columns than
                 the first complete one.
         """
@@ -126,11 +127,11 @@ class Rollout:
 
     def _is_new(self, part: TrajectoryPart, name: str, column: Incoming) -> bool:
         moment = (part.epoch, part.step)
-        known = self._layout.columns.get(name, column.layout)
-        if known != column.layout:
+        known = self._shared.specs.get(name, column.spec)
+        if known != column.spec:
             raise mismatch(
                 part,
-                f"has {column.layout} as {name!r}, but {known} came before; "
+                f"has {shown(column.spec)} as {name!r}, but {shown(known)} came before; "
                 "a column keeps its type and row shape",
                 column=name,
             )
@@ -151,14 +152,14 @@ class Rollout:
 
     def _would_complete(self, part: TrajectoryPart, new: Mapping[str, Incoming]) -> bool:
         names = frozenset(new).union(self._names.get((part.epoch, part.step), ()))
-        known = self._layout.step_names
+        known = self._shared.step_names
         missing: frozenset[str] = frozenset()
         if not self._plan.is_chunk_step(part.step):
             extra = names - (known or names)
         elif self._plan.lacking(names):
             return False
         else:
-            expected = known or names | self._layout.extra_row_names
+            expected = known or names | self._shared.extra_row_names
             missing, extra = expected - names, names - expected
         if missing or extra:
             raise mismatch(
@@ -173,7 +174,7 @@ class Rollout:
         """Put a staged part in its place."""
         self._num_envs = staged.num_envs
         for name, column in staged.new.items():
-            self._layout.columns.setdefault(name, column.layout)
+            self._shared.specs.setdefault(name, column.spec)
             self._array(name)[self._plan.row(name, staged.moment)] = column.rows
             if column.is_tensor:
                 self._tensor_names.add(name)
@@ -185,21 +186,19 @@ class Rollout:
             self._complete.add(staged.moment)
             self._missing.pop(staged.moment, None)
             if not self._plan.is_chunk_step(staged.moment[1]):
-                self._layout.extra_row_names |= names
-            elif self._layout.step_names is None:
-                self._layout.step_names = frozenset(names)
+                self._shared.extra_row_names |= names
+            elif self._shared.step_names is None:
+                self._shared.step_names = frozenset(names)
 
     def _array(self, name: str) -> Any:
         if name not in self._columns:
-            layout = self._layout.columns[name]
+            spec = self._shared.specs[name]
             num_rows = self._plan.num_epochs * self._plan.rows_per_epoch(name)
             self._columns[name] = (
                 [[] for _ in range(num_rows)]
-                if layout.dtype == TEXT
+                if spec.dtype == TEXT
                 # Zeros, for flag rows that never come; untouched pages cost no memory.
-                else np.zeros(
-                    (num_rows, self._num_envs, *layout.row_shape), storage_dtype(layout.dtype)
-                )
+                else np.zeros((num_rows, self._num_envs, *spec.row_shape), spec.storage)
             )
         return self._columns[name]
 
@@ -213,7 +212,7 @@ class Rollout:
     @property
     def names(self) -> frozenset[str]:
         """The columns of its chunk steps, as far as they are known."""
-        return self._layout.step_names or frozenset()
+        return self._shared.step_names or frozenset()
 
     def lacks(self) -> str:
         """Say what it waits for first, and how much is there."""
@@ -273,10 +272,10 @@ class Rollout:
         ids = [self._ids[moment] for moment in moments]
         return Block(columns, self._num_envs, choose_weights_id(ids, columns.get(VERSIONS)))
 
-    def _column(self, name: str, rows: slice) -> Column:
+    def _column(self, name: str, rows: slice) -> BlockColumn:
         every = self._columns[name]
         some = every[rows]
         if isinstance(some, np.ndarray) and len(some) < len(every):
             some = some.copy()  # so that the rest can be freed
         framework: Framework = "torch" if name in self._tensor_names else "numpy"
-        return Column(some, self._layout.columns[name].dtype, framework)
+        return BlockColumn(some, self._shared.specs[name].dtype, framework)

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from relive import files
+from relive.dtypes import TEXT
 from relive.errors import CorruptFileError, MissingFileError
 from relive.formats.checksum import checksums
 from relive.gather import RowBatch, RowSource, Wanted
 from relive.record import CHECKSUM_BYTES, Record, quoted_weights_id
-from relive.snapshot import TEXT, Snapshot
+from relive.snapshot import Snapshot
 from relive.trajectory import Trajectory
 
 __all__ = ["Format", "check_size", "check_snapshot", "naming", "row_source"]

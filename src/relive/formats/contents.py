@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive.columns import SEPARATOR, Tree, flatten, unflatten
+from relive.dtypes import TEXT
 from relive.errors import CorruptFileError, FormatVersionError, UnsupportedValueError
 from relive.formats.foreign import trajectory_of
 from relive.formats.tensorpickle import StoredTensor
 from relive.record import Record
-from relive.snapshot import TEXT, Column, SideValue, Snapshot, restore
+from relive.snapshot import Column, SideValue, Snapshot, restore
 from relive.tensors import copy_in, is_tensor, wrap_out
 from relive.trajectory import COLUMN_FIELDS, TREE_FIELDS, Trajectory
 

@@ -29,7 +29,7 @@ from relive.formats.torchfile import Decoded, read_torch_file
 from relive.gather import KeptRows, RowSource
 from relive.mapped_files import map_readonly
 from relive.record import ColumnLayout, Layout, Record, shared_location
-from relive.snapshot import TEXT, Snapshot
+from relive.snapshot import Snapshot
 from relive.trajectory import COLUMN_FIELDS, Trajectory
 
 __all__ = ["MOST_MAPPED_FILES", "PtFormat"]
@@ -179,7 +179,7 @@ def _find_layout(written: Decoded, snapshot: Snapshot) -> tuple[Layout, int]:
 def _column_view(mapped: NDArray[np.uint8], data_start: int, column: ColumnLayout) -> NDArray[Any]:
     """Return the rows of a column where they lie: `[(T or T + E) * B, ...]`."""
     shape = (column.num_rows, *column.row_shape)
-    dtype = storage_dtype("int32" if column.dtype == TEXT else column.dtype)
+    dtype = storage_dtype(column.dtype)
     if not column.size_bytes:
         return np.empty(shape, dtype)
     if column.offset is None:

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from relive.dtypes import TEXT
 from relive.formats.checksum import checksums
 from relive.formats.layouts import layout_of
 from relive.record import Record
-from relive.snapshot import TEXT, Column, Snapshot, take_snapshot
+from relive.snapshot import Column, Snapshot, take_snapshot
 from relive.trajectory import Trajectory
 
 __all__ = ["addressed", "differences", "record_of"]

@@ -30,7 +30,7 @@ from relive.errors import CorruptFileError, MissingFileError
 from relive.formats.base import Format, row_source
 from relive.gather import RowBatch, Wanted
 from relive.record import Record
-from relive.snapshot import TEXT, Snapshot, take_snapshot
+from relive.snapshot import Snapshot, take_snapshot
 from relive.testing.comparing import addressed, differences, record_of
 from relive.testing.strategies import snapshots
 from relive.trajectory import Trajectory
@@ -338,7 +338,7 @@ def _gather(
     empties = {
         name: (
             layout[name].row_shape,
-            storage_dtype("int32" if layout[name].dtype == TEXT else layout[name].dtype),
+            storage_dtype(layout[name].dtype),
         )
         for name in names
     }
