@@ -31,7 +31,7 @@ LAYERS = (
     ("disk", "row_reading"),
     ("store", "store_reader"),
     ("checkpoint", "checkpoint_reading", "restoring"),
-    ("buffer_reader",),
+    ("buffer_reader", "forking"),
     ("buffer",),
     ("compat", "demo", "maintenance", "testing"),
     ("__main__", "cli"),

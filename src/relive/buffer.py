@@ -28,6 +28,7 @@ from relive.errors import (
     UnsupportedValueError,
 )
 from relive.folder import IfExists, OpenedFolder, open_folder
+from relive.forking import Forking
 from relive.format_set import FormatSet
 from relive.formats import Format
 from relive.index_file import METADATA_NAME, IndexContents, read_metadata
@@ -182,7 +183,7 @@ class TrajectoryReplayBuffer(BufferReader):
             except BaseException:
                 disk.abandon()
                 raise
-        self._forking = _Forking(store, draws)
+        self._forking = Forking(store, draws)
         watch_forks(self._forking)
         if disk is not None:
             close_at_exit(self)
@@ -467,23 +468,3 @@ class TrajectoryReplayBuffer(BufferReader):
                 f"this is a forked copy of the buffer of process {self._process}, but only that "
                 "process may change it; send the trajectories there"
             )
-
-
-class _Forking:
-    """What a fork does to a buffer: the copy can sample, on a stream of its own, and not write."""
-
-    def __init__(self, store: Store, draws: Draws) -> None:
-        self._store = store
-        self._draws = draws
-
-    def hold_still(self) -> None:
-        self._store.lock.acquire()
-        self._draws.lock.acquire()
-
-    def go_on(self) -> None:
-        self._draws.lock.release()
-        self._store.lock.release()
-
-    def after_fork(self) -> None:
-        self._draws.after_fork()
-        self._store.after_fork()
