@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from relive.dtypes import storage_dtype
+from relive.fields import EXTENDABLE_FIELDS, FLAG_FIELDS
 from relive.formats.base import row_source
 from relive.gather import KeptRows, RowBatch, RowSource, Wanted
 from relive.record import Record
-from relive.runs import LEADING, TRAILING, drop_extra_rows
+from relive.runs import drop_extra_rows
 from relive.snapshot import Snapshot
 from relive.testing import addressed, record_of, snapshots
 
@@ -77,9 +78,9 @@ class TestRowBatch:
         out = batch.finish()
         for name, column in snapshot.columns.items():
             values = column.values
-            if name in LEADING | TRAILING:
+            if name in EXTENDABLE_FIELDS:
                 values = drop_extra_rows(
-                    values, snapshot.num_steps, snapshot.num_epochs, leading=name in LEADING
+                    values, snapshot.num_steps, snapshot.num_epochs, leading=name in FLAG_FIELDS
                 )
             flat = values.reshape(snapshot.num_rows, *values.shape[2:])
             expected = flat[wanted.rows[np.argsort(wanted.positions)]]

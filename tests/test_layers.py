@@ -16,9 +16,18 @@ import pytest
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "relive"
 
 LAYERS = (
-    ("errors",),
+    ("errors", "fields"),
     ("columns", "dtypes", "files", "libc", "locks", "mapped_files", "warning"),
-    ("disk_errors", "lifetime", "limits", "listeners", "options", "randomness", "sharding", "waiting"),
+    (
+        "disk_errors",
+        "lifetime",
+        "limits",
+        "listeners",
+        "options",
+        "randomness",
+        "sharding",
+        "waiting",
+    ),
     ("runs", "tensors"),
     ("interventions", "part", "trajectory"),
     ("snapshot",),

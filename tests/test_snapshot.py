@@ -13,9 +13,10 @@ from hypothesis import given, settings
 
 from relive.dtypes import TEXT
 from relive.errors import ColumnMismatchError, CorruptFileError, UnsupportedValueError
+from relive.fields import EXTENDABLE_FIELDS
 from relive.snapshot import Snapshot, restore, take_snapshot
 from relive.testing import addressed, differences, trajectories
-from relive.trajectory import FLAG_FIELDS, Trajectory
+from relive.trajectory import Trajectory
 
 T, B = 3, 2
 ROWS = np.arange(T * B, dtype=np.float32).reshape(T, B)
@@ -184,7 +185,7 @@ class TestText:
             taken(extras={"task": texts})
         assert caught.value.column == "extras/task"
 
-    @pytest.mark.parametrize("name", [*FLAG_FIELDS, "prev_values"])
+    @pytest.mark.parametrize("name", EXTENDABLE_FIELDS)
     @pytest.mark.parametrize("value", [["a", "b"], [True, False], np.array(["a", "b"])])
     def test_flags_and_values_are_no_text(self, name: str, value: Any) -> None:
         with pytest.raises(UnsupportedValueError, match=f"'{name}' is a.*numbers; convert it"):

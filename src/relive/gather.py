@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relive.fields import FLAG_FIELDS
 from relive.record import Record
-from relive.runs import LEADING, extended_rows
+from relive.runs import extended_rows
 
 __all__ = ["KeptRows", "RowBatch", "RowSource", "Wanted"]
 
@@ -141,7 +142,7 @@ class _ExtendedRows:
         self._computed: dict[bool, NDArray[np.int64]] = {}
 
     def of(self, name: str) -> NDArray[np.int64]:
-        leading = name in LEADING
+        leading = name in FLAG_FIELDS
         if leading not in self._computed:
             record = self._wanted.record
             self._computed[leading] = extended_rows(

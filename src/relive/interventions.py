@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from relive.columns import flatten, unflatten
 from relive.errors import ColumnMismatchError, InvalidArgumentError, UnsupportedValueError
+from relive.fields import EXTENDABLE_FIELDS, FACT_FIELDS, FLAG_FIELDS, VALUE_FIELDS
 from relive.runs import (
-    LEADING,
-    TRAILING,
     check_leading_axes,
     num_epochs_of,
     run_bounds,
@@ -38,7 +37,6 @@ Mode = Literal["any", "all"]
 _Trajectory = TypeVar("_Trajectory", bound="Trajectory")
 
 _FLAGS = "intervene_flags"
-_NO_COLUMNS = frozenset({"max_episode_length", "model_weights_id", "gaps"})
 
 
 def extract_interventions(trajectory: _Trajectory, mode: Mode = "any") -> list[_Trajectory]:
@@ -168,10 +166,10 @@ class CorrectedSteps:
             return self._take_text(name, value, env, kept)
         rows = kept
         if len(value) != self.num_steps:
-            rows = kept + kept // self.steps_per_epoch + (name in LEADING)
-            if name in LEADING and before is not None:
+            rows = kept + kept // self.steps_per_epoch + (name in FLAG_FIELDS)
+            if name in FLAG_FIELDS and before is not None:
                 rows = np.insert(rows, 0, before)
-            if name in TRAILING and after is not None:
+            if name in VALUE_FIELDS and after is not None:
                 rows = np.append(rows, after)
         if not is_tensor(value):
             return value[rows, env : env + 1]
@@ -201,7 +199,7 @@ def named_columns(trajectory: Trajectory) -> dict[str, Any]:
     Raises:
         UnsupportedValueError: A key is no column name.
     """
-    names = [spec.name for spec in fields(trajectory) if spec.name not in _NO_COLUMNS]
+    names = [spec.name for spec in fields(trajectory) if spec.name not in FACT_FIELDS]
     return flatten({name: getattr(trajectory, name) for name in names})
 
 
@@ -226,12 +224,12 @@ def corrected_steps(named: Mapping[str, Any], gaps: Any, mode: Mode) -> Correcte
     for name, value in arrays.items():
         if not _is_text_array(value):
             check_leading_axes(name, tuple(value.shape), num_steps, num_envs)
-    lengths = {name: len(arrays[name]) for name in sorted((LEADING | TRAILING) & arrays.keys())}
+    lengths = {name: len(arrays[name]) for name in sorted(arrays.keys() & EXTENDABLE_FIELDS)}
     num_epochs = num_epochs_of(lengths, num_steps)
     recorded = np.zeros((num_steps, num_envs), np.bool_)
     if gaps is not None:
         recorded |= _bool_array("gaps", gaps, (num_steps, num_envs))
-    dones = {name: copy_in(arrays[name], name)[0] for name in LEADING & arrays.keys()}
+    dones = {name: copy_in(arrays[name], name)[0] for name in FLAG_FIELDS if name in arrays}
     # [T, B, ...] -> [T, B]
     over = tuple(range(2, flags.ndim))
     return CorrectedSteps(

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive.errors import ColumnMismatchError
+from relive.fields import EXTENDABLE_FIELDS
 
 __all__ = [
-    "LEADING",
-    "TRAILING",
     "check_leading_axes",
     "drop_extra_rows",
     "extended_rows",
@@ -28,12 +27,6 @@ __all__ = [
     "run_lengths",
 ]
 
-LEADING = frozenset({"dones", "terminations", "truncations"})
-"""Columns whose extra row, with T + E rows, is the first of each epoch."""
-
-TRAILING = frozenset({"prev_values"})
-"""Columns whose extra row, with T + E rows, is the last of each epoch."""
-
 
 def check_leading_axes(name: str, shape: tuple[int, ...], num_steps: int, num_envs: int) -> None:
     """Refuse a column whose first two axes are not those of its trajectory.
@@ -42,7 +35,7 @@ def check_leading_axes(name: str, shape: tuple[int, ...], num_steps: int, num_en
         ColumnMismatchError: They are not `[T, B]`, nor `[any, B]` of a column that may have
             T + E rows.
     """
-    may_extend = name in LEADING | TRAILING
+    may_extend = name in EXTENDABLE_FIELDS
     fits = len(shape) >= 2 and shape[1] == num_envs and (may_extend or shape[0] == num_steps)
     if not fits:
         rows = "T or T + E" if may_extend else "T"

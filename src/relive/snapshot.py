@@ -17,17 +17,16 @@ from numpy.typing import NDArray
 from relive.columns import flatten, unflatten
 from relive.dtypes import TEXT, has_numpy_type
 from relive.errors import ColumnMismatchError, CorruptFileError, UnsupportedValueError
+from relive.fields import EXTENDABLE_FIELDS, FLAG_FIELDS, SHAPE_FIELDS, TREE_FIELDS
 from relive.options import is_count
 from relive.runs import (
-    LEADING,
-    TRAILING,
     check_leading_axes,
     num_epochs_of,
     run_breaks,
     run_lengths,
 )
 from relive.tensors import Framework, copy_in, is_array, shape_of, wrap_out
-from relive.trajectory import COLUMN_FIELDS, SHAPE_FIELDS, TREE_FIELDS, Trajectory
+from relive.trajectory import COLUMN_FIELDS, Trajectory
 
 __all__ = ["Column", "SideValue", "Snapshot", "restore", "take_snapshot"]
 
@@ -93,7 +92,7 @@ class Snapshot:
 
     def run_lengths(self) -> tuple[int, ...] | None:
         """Return the lengths of all runs, as `relive.runs.run_lengths` does."""
-        flags = {name: self.columns[name].values for name in LEADING & self.columns.keys()}
+        flags = {name: self.columns[name].values for name in FLAG_FIELDS if name in self.columns}
         breaks = run_breaks(flags, self.num_steps, self.num_envs, self.num_epochs, self.gaps)
         return run_lengths(breaks)
 
@@ -127,7 +126,7 @@ def take_snapshot(trajectory: Trajectory) -> Snapshot:
     num_steps, num_envs = shape[:2]
     for name, one in shapes.items():
         check_leading_axes(name, one, num_steps, num_envs)
-    extendable = {name: shapes[name][0] for name in sorted((LEADING | TRAILING) & shapes.keys())}
+    extendable = {name: shapes[name][0] for name in sorted(shapes.keys() & EXTENDABLE_FIELDS)}
     num_epochs = num_epochs_of(extendable, num_steps)
     columns: dict[str, Column] = {}
     side_values: dict[str, SideValue] = {}
@@ -224,7 +223,7 @@ def _is_column(value: object) -> bool:
 
 def _text_column(name: str, value: Any, num_steps: int, num_envs: int) -> Column:
     """Read B strings, or T lists of B strings, from a list or array."""
-    if name in LEADING | TRAILING:
+    if name in EXTENDABLE_FIELDS:
         kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else "a list"
         raise UnsupportedValueError(
             f"column {name!r} is {kind}, but flags and values are tensors or arrays of numbers; "

@@ -9,18 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+from relive.fields import FACT_FIELDS
 from relive.interventions import Mode, extract_interventions
 
-__all__ = ["COLUMN_FIELDS", "FLAG_FIELDS", "SHAPE_FIELDS", "TREE_FIELDS", "Trajectory"]
-
-FLAG_FIELDS = ("dones", "terminations", "truncations")
-"""Fields that may have T + E rows: the first of each epoch is the state before its first step."""
-
-SHAPE_FIELDS = ("actions", "rewards", "prev_logprobs")
-"""Fields that tell T and B, in this order; after them any observation does."""
-
-TREE_FIELDS = ("forward_inputs", "curr_obs", "next_obs", "extras")
-"""Fields that hold a nested dict."""
+__all__ = ["COLUMN_FIELDS", "Trajectory"]
 
 _Self = TypeVar("_Self", bound="Trajectory")
 
@@ -75,9 +67,5 @@ class Trajectory:
         return extract_interventions(self, mode)
 
 
-COLUMN_FIELDS = tuple(
-    spec.name
-    for spec in fields(Trajectory)
-    if spec.name not in {"max_episode_length", "model_weights_id", "gaps"}
-)
+COLUMN_FIELDS = tuple(spec.name for spec in fields(Trajectory) if spec.name not in FACT_FIELDS)
 """Fields whose values become columns or side values, in the order of the dataclass."""

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from relive.collection.incoming import VERSIONS
 from relive.columns import unflatten
+from relive.fields import FLAG_FIELDS
 from relive.tensors import Framework, wrap_out
-from relive.trajectory import FLAG_FIELDS, Trajectory
+from relive.trajectory import Trajectory
 
 __all__ = [
     "Block",

@@ -17,9 +17,10 @@ from relive.column_spec import ColumnSpec
 from relive.columns import SEPARATOR, flatten
 from relive.dtypes import TEXT, has_numpy_type
 from relive.errors import PartMismatchError, UnsupportedValueError
+from relive.fields import FLAG_FIELDS, TREE_FIELDS
 from relive.part import TrajectoryPart
 from relive.tensors import copy_in, is_array, is_tensor
-from relive.trajectory import COLUMN_FIELDS, FLAG_FIELDS, TREE_FIELDS
+from relive.trajectory import COLUMN_FIELDS
 
 __all__ = [
     "VERSIONS",

@@ -14,17 +14,14 @@ from dataclasses import dataclass
 from relive.collection.incoming import check_name, mismatch
 from relive.columns import SEPARATOR
 from relive.errors import InvalidArgumentError
+from relive.fields import FLAG_FIELDS, TREE_FIELDS, VALUE_FIELDS
 from relive.options import check_count
 from relive.part import TrajectoryPart
-from relive.trajectory import FLAG_FIELDS, TREE_FIELDS
 
 __all__ = ["INITIAL_STEP", "Moment", "RolloutPlan"]
 
 INITIAL_STEP = -1
 """Step number of the flags of the state before an epoch's first step."""
-
-VALUES = "prev_values"
-"""The column that may have bootstrap values."""
 
 Moment = tuple[int, int]
 """Epoch and step, which order the parts of a trajectory in time."""
@@ -91,13 +88,13 @@ class RolloutPlan:
                 "see steps_per_epoch and bootstrap_values",
             )
         if not self.is_chunk_step(part.step):
-            allowed = FLAG_FIELDS if part.step == INITIAL_STEP else (VALUES,)
+            allowed = FLAG_FIELDS if part.step == INITIAL_STEP else VALUE_FIELDS
             for name in names:
                 if name not in allowed:
                     raise mismatch(
                         part,
                         f"has column {name!r}, but before the first step there are only "
-                        f"{', '.join(FLAG_FIELDS)}, after the last only {VALUES}",
+                        f"{', '.join(FLAG_FIELDS)}, after the last only {', '.join(VALUE_FIELDS)}",
                         column=name,
                     )
 
@@ -113,7 +110,7 @@ class RolloutPlan:
 
     def rows_per_epoch(self, column: str) -> int:
         """Return how many rows of a column each epoch has."""
-        has_extra = column in FLAG_FIELDS or (column == VALUES and self.bootstrap_values)
+        has_extra = column in FLAG_FIELDS or (column in VALUE_FIELDS and self.bootstrap_values)
         return self.steps_per_epoch + has_extra
 
     def row(self, column: str, moment: Moment) -> int:

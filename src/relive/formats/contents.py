@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from relive.columns import SEPARATOR, Tree, flatten, unflatten
 from relive.dtypes import TEXT
 from relive.errors import CorruptFileError, FormatVersionError, UnsupportedValueError
+from relive.fields import TREE_FIELDS
 from relive.formats.foreign import trajectory_of
 from relive.formats.tensorpickle import StoredTensor
 from relive.record import Record
 from relive.snapshot import Column, SideValue, Snapshot, restore
 from relive.tensors import copy_in, is_tensor, wrap_out
-from relive.trajectory import COLUMN_FIELDS, TREE_FIELDS, Trajectory
+from relive.trajectory import COLUMN_FIELDS, Trajectory
 
 __all__ = ["OURS", "file_tree", "plain_tree", "snapshot_of", "trajectory_in"]
 

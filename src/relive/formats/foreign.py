@@ -11,9 +11,10 @@ from typing import Any
 
 from relive.columns import Tree
 from relive.errors import CorruptFileError
+from relive.fields import FACT_FIELDS, FLAG_FIELDS, SHAPE_FIELDS, TREE_FIELDS
 from relive.snapshot import Column
 from relive.tensors import wrap_out
-from relive.trajectory import COLUMN_FIELDS, FLAG_FIELDS, SHAPE_FIELDS, TREE_FIELDS, Trajectory
+from relive.trajectory import COLUMN_FIELDS, Trajectory
 
 __all__ = ["trajectory_of"]
 
@@ -35,7 +36,7 @@ def trajectory_of(tree: Tree) -> Trajectory:
             stands both in the file and in its `extras`.
     """
     trajectory = Trajectory()
-    known = {"max_episode_length", "model_weights_id", "gaps", *COLUMN_FIELDS}
+    known = {*FACT_FIELDS, *COLUMN_FIELDS}
     others: Tree = {}
     values = tree.get("prev_values")
     if isinstance(values, Column):

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive.errors import ColumnMismatchError
+from relive.fields import FLAG_FIELDS
 from relive.gym.options import RewardType
 from relive.gym.players import PlayedChunk
 from relive.gym.spaces import Flat
@@ -18,7 +19,6 @@ __all__ = ["MASK", "chunk_columns", "first_flags", "next_obs", "played_actions",
 MASK = "extras/action_mask"
 """The column that says which actions of a chunk were played."""
 
-_FLAGS = ("dones", "terminations", "truncations")
 _NEXT = "next_obs/"
 
 
@@ -30,7 +30,7 @@ def first_flags(num_envs: int, num_actions: int | None) -> dict[str, Any]:
         num_actions: K, or None where flags have no such axis.
     """
     shape = (num_envs,) if num_actions is None else (num_envs, num_actions)
-    return {name: np.zeros(shape, np.bool_) for name in _FLAGS}
+    return {name: np.zeros(shape, np.bool_) for name in FLAG_FIELDS}
 
 
 def chunk_columns(

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from relive.columns import unflatten
 from relive.dtypes import DTYPE_NAMES, storage_dtype
+from relive.fields import FLAG_FIELDS, SHAPE_FIELDS, TREE_FIELDS
 from relive.snapshot import Snapshot, take_snapshot
 from relive.tensors import wrap_out
-from relive.trajectory import FLAG_FIELDS, SHAPE_FIELDS, TREE_FIELDS, Trajectory
+from relive.trajectory import Trajectory
 
 __all__ = ["column_values", "snapshots", "trajectories"]
 

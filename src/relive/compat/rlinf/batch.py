@@ -9,9 +9,9 @@ from typing import Any
 from relive.columns import Tree, unflatten
 from relive.compat.rlinf.trajectory import as_trajectory
 from relive.errors import ColumnMismatchError
+from relive.fields import TREE_FIELDS
 from relive.interventions import named_columns
 from relive.tensors import copy_in, is_array, is_tensor, wrap_out
-from relive.trajectory import TREE_FIELDS
 
 __all__ = ["convert_trajectories_to_batch"]
 
