@@ -49,9 +49,12 @@ class Peer:
     def __init__(self, name: str, python: str | Path) -> None:
         self.name = name
         here = Path(__file__).parent
+        paths = [here]  # this module and the workloads
+        if name == "relive":
+            paths.append(here.parent / "src")  # of this clone, whatever is installed
         self._process = subprocess.Popen(
             [str(python), str(here / "peers" / name / "adapter.py")],
-            env={**os.environ, "PYTHONPATH": str(here)},  # this module and the workloads
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -20,6 +20,13 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("ci" if os.environ.get("CI") else "desk")
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the rank that a launcher gave this process: compat would mix it into its draws."""
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
 @pytest.fixture(scope="session")
 def rlinf_python() -> str:
     """The Python that can import rlinf 0.3.0, by benchmarks/peers/rlinf/stand_ins.py."""

@@ -58,13 +58,13 @@ def broken() -> list[tuple[str, Callable[[], Any], type[ReplayError], str]]:
         ("another type", lambda: changed("rewards", np.zeros((4, 3))), mismatch, "float64"),
         ("another row", lambda: changed("actions", np.zeros((4, 3, 3))), mismatch, r"\[3\]"),
         (
-            "B77",
+            "another T",
             lambda: changed("rewards", np.zeros((5, 3), "f4")),
             mismatch,
             r"\[5, 3\].*\[4, 3\]",
         ),
         ("another B", lambda: changed("rewards", np.zeros((4, 2), "f4")), mismatch, "rewards"),
-        ("B13", lambda: changed("dones", np.zeros((7, 3), "?")), mismatch, "dones"),
+        ("flags of no epoch", lambda: changed("dones", np.zeros((7, 3), "?")), mismatch, "dones"),
         ("one axis", lambda: changed("rewards", np.zeros(12, "f4")), mismatch, "rewards"),
         ("empty", lambda: traj(9, T=0), mismatch, "at least 1"),
         ("objects", lambda: changed("rewards", np.full((4, 3), {})), unsupported, "rewards"),
@@ -82,7 +82,7 @@ def broken() -> list[tuple[str, Callable[[], Any], type[ReplayError], str]]:
 
 
 class TestAllOrNothing:
-    """S03."""
+    """RLinf counted a trajectory that it had refused, and drew it afterwards."""
 
     @pytest.mark.parametrize("kind", ["memory", "pt"])
     @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ class TestAllOrNothing:
 class TestCopies:
     @pytest.mark.parametrize("kind", KINDS)
     def test_the_caller_may_reuse_his_arrays_at_once(self, kind: str, tmp_path: Path) -> None:
-        """B82."""
+        """Buffers that kept references held the latest values in every trajectory."""
         with open_buffer(kind, tmp_path, sample_window_size=0, cache_size=0) as buffer:
             reused = traj(0, T=64, B=8)
             address = np.arange(64)[:, None] * 1_000 + np.arange(8)
@@ -154,7 +154,7 @@ class TestCopies:
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.filterwarnings("error")
     def test_any_strides_owners_and_graphs_are_taken(self, kind: str, tmp_path: Path) -> None:
-        """B67."""
+        """Read-only arrays, as object stores and raw bytes give them, made other buffers fail."""
         plain = np.arange(24.0).reshape(4, 6)
         read_only = plain.copy()
         read_only.flags.writeable = False
@@ -188,7 +188,7 @@ class TestCopies:
 
 
 class TestDeclaredColumns:
-    """S01, B55: no value that was never given, whoever lacks a column."""
+    """RLinf filled a column that was lacking with the values of an evicted trajectory."""
 
     def test_a_column_that_only_some_have_is_never_left_to_chance(self) -> None:
         buffer = TrajectoryReplayBuffer(sample_window_size=1)
@@ -256,7 +256,7 @@ class TestDeclaredColumns:
 
 
 class TestWeightsIds:
-    """S06."""
+    """RLinf lost a trajectory whose weights id had a slash in it, without an error."""
 
     @pytest.mark.parametrize("kind", ["pt", "pkl"])
     def test_any_text_works_and_files_stay_in_the_folder(self, kind: str, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ class TestWeightsIds:
 class TestLimits:
     @pytest.mark.parametrize("kind", ["memory", "pt"])
     def test_rows_stay_bounded_as_episodes_get_longer(self, kind: str, tmp_path: Path) -> None:
-        """B17, with a tenth of its rows."""
+        """A bound that counts trajectories lets memory grow as episodes get longer."""
         limits = Limits(max_samples=100)
         with open_buffer(kind, tmp_path, limits=limits, sample_window_size=0) as buffer:
             for k, T in enumerate([1] * 120 + [20] * 20):
@@ -314,7 +314,7 @@ class TestLimits:
 
     @pytest.mark.parametrize("kind", ["pt", "pkl"])
     def test_files_of_evicted_trajectories_are_removed(self, kind: str, tmp_path: Path) -> None:
-        """S10."""
+        """RLinf never removed a file: thirty trajectories left thirty, for a window of two."""
         limits = Limits(max_trajectories=2)
         with open_buffer(kind, tmp_path, limits=limits, sample_window_size=2) as buffer:
             ids = buffer.add_trajectories([traj(k) for k in range(10)])
@@ -364,7 +364,7 @@ class TestPending:
     def test_what_waits_to_be_written_is_sampled_at_once(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """S08."""
+        """RLinf read a file that was not yet whole, and failed."""
         may_write = threading.Event()
         write_atomic = files.write_atomic
 
@@ -389,7 +389,7 @@ class TestPending:
     def test_producers_wait_when_the_queue_is_full(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """B61: the slow disk writes when told to, one trajectory each time."""
+        """Queues without bound filled memory; this slow disk writes one trajectory when told to."""
         turns = threading.Semaphore(0)
         write_atomic = files.write_atomic
 
@@ -433,7 +433,7 @@ class TestPending:
 
 class TestMemory:
     def test_memory_does_not_grow_with_what_is_on_disk(self, tmp_path: Path) -> None:
-        """B68, counted instead of weighed: the arrays that are alive."""
+        """Stores on disk that kept all in memory too grew with each episode: arrays are counted."""
         one = Trajectory(rewards=np.zeros((100, 1000)))  # 0.8 MB
         with open_buffer("pt", tmp_path, cache_size=2, sample_window_size=0) as buffer:
             tracemalloc.start()

@@ -46,7 +46,7 @@ def drawn(buffer: TrajectoryReplayBuffer, num: int = 50) -> list[int]:
 
 
 class TestCounts:
-    """B18, B19: numbers are rows where rows are meant, and never fewer than asked."""
+    """Numbers are rows where rows are meant, and never fewer than asked."""
 
     @pytest.mark.parametrize("num", [1, 3, 4, 10, 1000])
     def test_a_batch_has_exactly_the_rows_asked_for(self, num: int) -> None:
@@ -97,7 +97,7 @@ class TestStructure:
         assert buffer.trajectory(0).extras["note"] == "kept with the trajectory"
 
     def test_adding_one_by_one_or_at_once_comes_to_the_same(self) -> None:
-        """B76."""
+        """Elsewhere one by one and as a list gave samples of different shapes."""
         one_by_one, at_once = TrajectoryReplayBuffer(seed=5), TrajectoryReplayBuffer(seed=5)
         made = [traj(0, T=3, B=1), traj(1, T=2, B=4), traj(2, T=1, B=1)]
         ids = [buffer_id for one in made for buffer_id in one_by_one.add_trajectories([one])]
@@ -120,7 +120,7 @@ class TestStructure:
     def test_the_first_flag_row_of_each_epoch_and_the_last_value_are_no_samples(
         self, kind: str, cache_size: int, tmp_path: Path
     ) -> None:
-        """B13; a square T = B so that swapped axes cannot hide (B03)."""
+        """RLinf had flags one step late; T = B, so that swapped axes cannot hide."""
         with open_buffer(kind, tmp_path, cache_size=cache_size) as buffer:
             buffer.add_trajectories([traj(0, T=6, B=6, E=3), traj(1, T=6, B=2, E=1)])
             buffer.flush()
@@ -137,7 +137,7 @@ DTYPES = [
 
 
 class TestElementTypes:
-    """B72: whatever goes in comes out, at each station."""
+    """Whatever goes in comes out, at each station: elsewhere images came out as float32."""
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_types_are_kept_in_batches_files_and_checkpoints(
@@ -377,7 +377,7 @@ class TestWindow:
 
 
 class TestSeeds:
-    """B31, B65."""
+    """Elsewhere resumed runs began their draws again, and all workers drew the same."""
 
     def filled(self, **options: Any) -> TrajectoryReplayBuffer:
         buffer = TrajectoryReplayBuffer(**options)
@@ -446,7 +446,7 @@ class TestSeeds:
 
 
 class TestBatchMemory:
-    """B67: a batch is the caller's; nothing that he does to it reaches the buffer."""
+    """A batch is the caller's; nothing that he does to it reaches the buffer."""
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("cache_size", [0, 5])

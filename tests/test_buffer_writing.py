@@ -174,7 +174,7 @@ class TestStoring:
 
 
 class TestFailingWrites:
-    """B47."""
+    """Errors of writers in the background were swallowed, and seen hours later."""
 
     @pytest.mark.parametrize("call", ["flush", "add", "save", "close", "delete", "load"])
     def test_an_error_is_told_once_by_the_next_call(

@@ -86,7 +86,7 @@ class TestContents:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_the_window_is_that_of_the_moment_of_saving(self, kind: str, tmp_path: Path) -> None:
-        """B30."""
+        """RLinf saved no trajectory at all before something was sampled."""
         with open_buffer(kind, tmp_path / "store", sample_window_size=3) as buffer:
             buffer.add_trajectories([traj(0, T=4, B=2), traj(1, T=4, B=2)])
             buffer.save_checkpoint(tmp_path / "checkpoint")
@@ -191,7 +191,7 @@ class TestContents:
 
 
 class TestDraws:
-    """B31."""
+    """Elsewhere a resumed run began the random sequence again."""
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("into", KINDS)
@@ -224,7 +224,7 @@ class TestDraws:
 
 
 class TestReplacing:
-    """B51."""
+    """A disk that filled up during a save left neither the old checkpoint nor the new one."""
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("file", ["trajectory", "trajectory_index", "metadata"])
@@ -369,7 +369,7 @@ class TestReplacing:
 
 
 class TestPlaces:
-    """B35."""
+    """Elsewhere a save into the store's own folder failed half way."""
 
     @pytest.mark.parametrize("place", ["store", "store/checkpoint", "link", "link/deep/er", "."])
     def test_a_place_in_or_around_the_own_folder_is_refused(
@@ -431,7 +431,7 @@ class TestLoading:
                 assert ks_of(again) == {0, 1, 2, 3}
 
     def test_loading_the_same_again_doubles_nothing(self, tmp_path: Path) -> None:
-        """B32."""
+        """Data that came from the folder and again from the checkpoint were held twice."""
         make_checkpoint(tmp_path / "checkpoint", [traj(k) for k in range(3)])
         for restart in range(3):
             with open_buffer("pt", tmp_path / "store", if_exists="resume") as buffer:
@@ -690,7 +690,7 @@ class TestFailingLoads:
 
 class TestSafety:
     def test_a_loaded_checkpoint_runs_nothing(self, tmp_path: Path) -> None:
-        """B91."""
+        """Data files can hide code that runs when they are read."""
         make_checkpoint(tmp_path / "checkpoint", [traj(0)], trajectory_format="pkl")
         (path,) = (tmp_path / "checkpoint").glob("*.pkl")
         marker = tmp_path / "marker"

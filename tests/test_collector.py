@@ -20,9 +20,7 @@ from parts import BOTH, GROUPS, Key, add_all, ids_of, steps_of
 from relive.collection.blocks import weights_id
 from relive.collector import TrajectoryCollector
 from relive.columns import flatten
-from relive.errors import (
-    PartMismatchError,
-)
+from relive.errors import PartMismatchError
 
 
 class TestJoiningParts:
@@ -186,7 +184,7 @@ class TestStamps:
 
     @pytest.mark.parametrize("as_tensor", [False, True])
     def test_versions_name_them_as_rlinf_does(self, as_tensor: bool) -> None:
-        # The names of shared fixtures that RLinf 0.3.0 wrote: versions k, [4, 2, 1] and [6, 2, 1].
+        # RLinf 0.3.0 gave these names to versions k, [4, 2, 1] and [6, 2, 1]: tests/data/rlinf.
         names = {
             (0, 4): "87a64d8e-0f54-5c7c-a19d-0b3753cad97c",
             (1, 6): "87549d8d-b007-5b17-b1d3-5e3037e144cf",

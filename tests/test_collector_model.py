@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 
 from parts import BOTH, GROUPS, Key, add_all, ids_of, steps_of
 from relive.collector import TrajectoryCollector
-from relive.errors import (
-    ReplayError,
-)
+from relive.errors import ReplayError
 from relive.part import TrajectoryPart
 from relive.trajectory import Trajectory
 

@@ -16,11 +16,7 @@ import torch
 from parts import BOTH, Key, add_all, ids_of, state_of, steps_of
 from relive.collector import TrajectoryCollector
 from relive.columns import flatten
-from relive.errors import (
-    InvalidArgumentError,
-    PartMismatchError,
-    UnsupportedValueError,
-)
+from relive.errors import InvalidArgumentError, PartMismatchError, UnsupportedValueError
 from relive.part import TrajectoryPart
 
 

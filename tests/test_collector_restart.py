@@ -16,10 +16,7 @@ import torch
 
 from parts import BOTH, Key, add_all, ids_of, state_of, steps_of
 from relive.collector import TrajectoryCollector
-from relive.errors import (
-    ClosedError,
-    PartMismatchError,
-)
+from relive.errors import ClosedError, PartMismatchError
 from relive.trajectory import Trajectory
 
 

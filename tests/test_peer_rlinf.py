@@ -16,7 +16,8 @@ import relive
 from relive.columns import flatten
 from relive.compat import rlinf
 from relive.trajectory import COLUMN_FIELDS
-from rlinf_program import LEADING, expected_rows, flat, rollout
+from rlinf_program import LEADING, flat, rollout
+from rlinf_rows import check_batch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -60,17 +61,6 @@ class Peer:
 @pytest.fixture(scope="module")
 def peer(rlinf_python: str, tmp_path_factory: pytest.TempPathFactory) -> Peer:
     return Peer(rlinf_python, tmp_path_factory.mktemp("peer"))
-
-
-def check_batch(batch: dict[str, Any], *, but: tuple[str, ...] = ()) -> set[int]:
-    """Prove that every column of every row is that of its address; return the numbers drawn."""
-    columns = flat(batch)
-    address = columns["rewards"][:, 0].long()
-    for name, expected in expected_rows(address).items():
-        if name not in but:
-            assert columns[name].dtype == expected.dtype, name
-            assert torch.equal(columns[name], expected), name
-    return set((address // 1000).tolist())
 
 
 def check_whole(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks over many saves and loads: nothing is lost, doubled, renamed or drawn alike (B43)."""
+"""Ranks over many saves and loads: nothing is lost, doubled, renamed or drawn alike."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Distributed loading: every trajectory to one rank, and nothing two ranks give alike (B43)."""
+"""Distributed loading: every trajectory to one rank, and nothing two ranks give alike."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from relive.columns import Tree
 from relive.errors import CorruptFileError
@@ -19,15 +18,9 @@ from relive.formats import create_format
 from relive.formats.foreign import trajectory_of
 from relive.snapshot import Column, take_snapshot
 from relive.trajectory import Trajectory
+from rlinf_rows import DATA, NUM_ENVS, NUM_EPOCHS, NUM_STEPS, WEIGHTS_IDS, code
 
-DATA = Path(__file__).parent / "data" / "rlinf"
-NUM_STEPS, NUM_EPOCHS, NUM_ENVS = (4, 6, 4), (1, 1, 2), 2
 REWARDS = (1.24, 15.06, 17.24)
-WEIGHTS_IDS = (
-    "87a64d8e-0f54-5c7c-a19d-0b3753cad97c",
-    "87549d8d-b007-5b17-b1d3-5e3037e144cf",
-    "3db5df6d-a5c9-59e4-913c-8aa0093702c2",
-)
 
 
 @dataclass(frozen=True)
@@ -52,12 +45,6 @@ def fixtures() -> Iterator[Fixture]:
 
 ALL = list(fixtures())
 every_fixture = pytest.mark.parametrize("fixture", ALL, ids=str)
-
-
-def code(number: int, width: int) -> NDArray[np.float32]:
-    """100 k + 10 t + b + j / 10, [T, B, width]."""
-    t, b, j = np.ogrid[: NUM_STEPS[number], :NUM_ENVS, :width]
-    return (100 * number + 10 * t + b + j / 10).astype(np.float32)
 
 
 class TestRLinfFiles:

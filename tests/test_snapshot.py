@@ -51,6 +51,10 @@ class TestRoundTrip:
         first = take_snapshot(trajectory)
         assert differences(take_snapshot(restore(first)), first) == []
 
+    def test_columns_keep_their_order_around_side_values(self) -> None:
+        first = taken(extras={"a": ROWS, "b": {"c": ROWS, "rate": 30}})
+        assert list(take_snapshot(restore(first)).columns) == list(first.columns)
+
     def test_what_comes_out_is_the_callers(self) -> None:
         snapshot = taken(gaps=np.zeros((T, B), np.bool_))
         out = restore(snapshot, "numpy")

@@ -6,8 +6,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -99,10 +99,8 @@ class Crowd:
         _, info = self.buffer.sample(8, return_info=True)
         oldest, newest = int(min(info.trajectory_ids)), int(max(info.trajectory_ids))
         if oldest < newest:
-            try:
+            with suppress(EvictedError):
                 self.buffer.delete([oldest])
-            except EvictedError as error:
-                assert error.ids == (oldest,)
 
     def save(self) -> None:
         self.buffer.save_checkpoint(self.folder / "saved")
@@ -132,7 +130,7 @@ class Crowd:
 
 
 @contextmanager
-def others(action: Callable[[], None], num: int = 2) -> Iterator[list[Future[None]]]:
+def others(action: Callable[[], None], num: int = 2) -> Iterator[None]:
     """Repeat an action in other threads until the block ends or it raises; then check it did not.
 
     Raises:
@@ -148,15 +146,21 @@ def others(action: Callable[[], None], num: int = 2) -> Iterator[list[Future[Non
     with ThreadPoolExecutor(num) as pool:
         running = [pool.submit(repeat) for _ in range(num)]
         try:
-            yield running
+            yield
         finally:
             is_over.set()
     for one in running:
         one.result()
 
 
+def repeat_until_closed(action: Callable[[], None]) -> None:
+    with suppress(ClosedError):
+        while True:
+            action()
+
+
 class TestCrowd:
-    """B56."""
+    """Elsewhere threads that sampled while others added got half-written rows."""
 
     @pytest.mark.parametrize(
         ("kind", "seconds"),
@@ -227,10 +231,8 @@ class TestClear:
         with open_buffer(kind, tmp_path, cache_size=0) as buffer:
 
             def sample() -> None:
-                try:
+                with suppress(EmptyBufferError):
                     check_batch(*buffer.sample(16, return_info=True))
-                except EmptyBufferError:
-                    pass
 
             with others(sample):
                 for _ in range(15):
@@ -253,10 +255,11 @@ class TestClose:
         def sample() -> None:
             check_batch(*buffer.sample(64, return_info=True))
 
-        with pytest.raises(ClosedError), others(sample, 4) as running:
+        with ThreadPoolExecutor(4) as pool:
+            running = [pool.submit(repeat_until_closed, sample) for _ in range(4)]
             buffer.close()
             for one in running:
-                assert isinstance(one.exception(), ClosedError), one.exception()
+                one.result()
         if kind != "memory":
             with open_buffer(kind, tmp_path, if_exists="resume") as buffer:
                 assert len(buffer) == 3
@@ -264,15 +267,17 @@ class TestClose:
     def test_an_addition_is_stored_or_refused(self, tmp_path: Path) -> None:
         buffer = open_buffer("pt", tmp_path, sample_window_size=0)
         added: list[int] = []
+        has_begun = threading.Event()
 
         def add() -> None:
             added.extend(buffer.add_trajectories([traj(number_of(len(added)))]))
+            has_begun.set()
 
-        with pytest.raises(ClosedError), others(add, 1) as running:
-            while not added:
-                assert not running[0].done(), running[0].exception()
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(repeat_until_closed, add)
+            assert has_begun.wait(60)
             buffer.close()
-            assert isinstance(running[0].exception(), ClosedError), running[0].exception()
+            running.result()
         with open_buffer("pt", tmp_path, if_exists="resume", sample_window_size=0) as buffer:
             assert len(buffer) == len(added)
             for trajectory_id in added:

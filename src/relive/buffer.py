@@ -429,7 +429,7 @@ class TrajectoryReplayBuffer(BufferReader):
             self._draws.begin_stream((local_rank, world_size), counter)
         elif saved is not None:
             self._draws.go_on_from(saved, counter)
-        if is_distributed and not entries:
+        if not entries:
             warn(
                 f"rank {local_rank} of {world_size} loaded no trajectory: {str(path)!r} holds "
                 f"{len(checkpoint.entries)}"

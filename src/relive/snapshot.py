@@ -157,13 +157,14 @@ def restore(snapshot: Snapshot, framework: Framework = "torch") -> Trajectory:
         UnsupportedValueError: NumPy was asked for, but a column's type does not exist there.
         CorruptFileError: A column or side value belongs to none of its fields.
     """
-    flat: dict[str, Any] = dict(snapshot.side_values)
+    flat: dict[str, Any] = {}
     for name, column in snapshot.columns.items():
         if column.dtype == TEXT:
             texts = np.array(column.table, dtype=object)[column.values].tolist()
             flat[name] = texts[0] if column.per_env else texts
         else:
             flat[name] = wrap_out(column.values.copy(), column.dtype, framework, name)
+    flat.update(snapshot.side_values)  # after the columns, whose order must stay
     trajectory = Trajectory(
         max_episode_length=snapshot.max_episode_length, model_weights_id=snapshot.model_weights_id
     )

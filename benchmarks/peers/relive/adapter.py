@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ class Adapter:
 
     def version(self) -> str:
         """Return what is measured."""
-        return f"relive {importlib.metadata.version('relive')}"
+        return f"relive {relive.__version__}"
 
     def open(
         self,
