@@ -265,7 +265,8 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule()
     def save(self) -> None:
-        path = self.root / f"checkpoint {len(self.saved)}"
+        self.num_folders += 1
+        path = self.root / f"checkpoint {self.num_folders}"
         self.buffer.save_checkpoint(path)
         window = self.listed.window(self.buffer.sample_window_size)
         assert trajectory_files(path) == sorted(entry.trajectory_id for entry in window)
@@ -300,7 +301,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.told_row_ids.clear()  # other trajectories of other folders may have the same ids
         if into != "same":
             shutil.rmtree(saved.path)
-            self.saved.remove(saved)
+            self.saved = [other for other in self.saved if other is not saved]
         assert self.buffer.state_dict()["generator"] == saved.state["generator"]
         size = self.buffer.sample_window_size
         if saved.next_draw is not None and self.listed.window(size) == saved.listed.entries:

@@ -250,7 +250,7 @@ class TestClose:
         self, kind: str, tmp_path: Path
     ) -> None:
         buffer = open_buffer(kind, tmp_path, cache_size=0)
-        buffer.add_trajectories([traj(k) for k in range(3)])
+        buffer.add_trajectories([traj(k, T=40, B=8, wide=True) for k in range(3)])
 
         def sample() -> None:
             check_batch(*buffer.sample(64, return_info=True))
@@ -278,6 +278,7 @@ class TestClose:
             assert has_begun.wait(60)
             buffer.close()
             running.result()
+        assert len(buffer) == len(added)
         with open_buffer("pt", tmp_path, if_exists="resume", sample_window_size=0) as buffer:
             assert len(buffer) == len(added)
             for trajectory_id in added:

@@ -259,13 +259,14 @@ class BufferReader:
         `sampleable_*` count what the window holds, `pending_*` what waits to be written,
         `size_bytes` the columns of all trajectories.
         """
-        with self._store.lock, self._store.view(self.sample_window_size) as view:
+        with self._store.lock:
+            window = self._store.index.window(self.sample_window_size)
             stats = {
                 "num_trajectories": self.size,
                 "total_samples": self.total_samples,
                 "cache_size": self._store.num_in_memory,
-                "sampleable_trajectories": len(view.window.trajectory_ids),
-                "sampleable_samples": view.window.num_rows,
+                "sampleable_trajectories": len(window.trajectory_ids),
+                "sampleable_samples": window.num_rows,
                 "sampled_chunks": self._draws.num_drawn,
                 "trajectory_counter": self.trajectory_counter,
                 "size_bytes": self._store.index.size_bytes,

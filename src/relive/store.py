@@ -94,8 +94,10 @@ class Store(StoreReader):
             LimitExceededError: One alone is larger than a limit.
             StorageWriteError: An earlier one could not be written.
             TimeLimitError: The write queue stayed full.
+            ClosedError: The store is closed.
         """
         with self._adding:
+            self._check_open()
             if self.disk is not None:
                 self.disk.raise_failure_or_retry()
             schema, admitted = self.schema, []
@@ -187,9 +189,11 @@ class Store(StoreReader):
         Raises:
             EvictedError: One of them is not there; nothing was deleted.
             StorageWriteError: An earlier one could not be written.
+            ClosedError: The store is closed.
         """
         ids = list(trajectory_ids)
         with self._adding:
+            self._check_open()
             if self.disk is not None:
                 self.disk.raise_failure_or_retry()
             with self.lock:
@@ -200,8 +204,10 @@ class Store(StoreReader):
 
         Raises:
             StorageWriteError: An earlier one could not be written.
+            ClosedError: The store is closed.
         """
         with self._adding:
+            self._check_open()
             if self.disk is not None:
                 self.disk.raise_failure_or_retry()
             with self.lock:
@@ -252,9 +258,9 @@ class Store(StoreReader):
             if self.disk is None:
                 return
             self.disk.raise_failure_or_retry()
-            with self.lock:
-                self._wait_for_readers()
-            self.disk.close(self.index.numbering)
+            with self.replacing():  # else threads that sample on and on would never all be out
+                self.disk.close(self.index.numbering)
+                self._is_closed = True
 
     def _wait_for_readers(self) -> None:
         self._wait_for(lambda: not self._leases.num_held, "all running reads to end")
@@ -263,7 +269,8 @@ class Store(StoreReader):
     def replacing(self) -> Iterator[None]:
         """Keep all other threads from reading until the block ends; the caller holds `adding`.
 
-        Readers take a trajectory for that of its id, and a load may bring another one of that id.
+        Readers take a trajectory for that of its id, and a load may bring another one of that id;
+        `close` lets the files go.
 
         Raises:
             TimeLimitError: A reader did not end within `STALL_LIMIT_S`.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from relive.cache import TrajectoryCache
 from relive.disk import Disk
-from relive.errors import TimeLimitError
+from relive.errors import ClosedError, TimeLimitError
 from relive.formats.base import row_source
 from relive.gather import KeptRows, RowSource
 from relive.index import Index, Window
@@ -75,6 +75,7 @@ class StoreReader:
         self._resident: dict[int, Resident] = {}
         self._leases: Leases[Resident] = Leases()
         self._is_replacing = False
+        self._is_closed = False
         if disk is not None:
             self.index = Index(disk.contents.records.values(), disk.contents.numbering)
             self.schema = disk.contents.schema
@@ -116,9 +117,14 @@ class StoreReader:
 
     @contextmanager
     def view(self, size: int) -> Iterator[View]:
-        """Yield the newest trajectories, 0 = all, readable until the block ends."""
+        """Yield the newest trajectories, 0 = all, readable until the block ends.
+
+        Raises:
+            ClosedError: The store is closed.
+        """
         with self.lock:
-            self._wait_for(lambda: not self._is_replacing, "a load to end")
+            self._wait_for(lambda: not self._is_replacing, "a load or close() to end")
+            self._check_open()
             lease = self._leases.begin()
             view = View(self.index.window(size), self.schema)
         try:
@@ -127,6 +133,15 @@ class StoreReader:
             with self.lock:
                 self._leases.end(lease)
                 self.changed.notify_all()
+
+    def _check_open(self) -> None:
+        """Refuse what comes after `close`, or waited for its end.
+
+        Raises:
+            ClosedError: The store is closed.
+        """
+        if self._is_closed:
+            raise ClosedError("the buffer is closed; open another one")
 
     def find(self, trajectory_id: int) -> tuple[Record, Resident | None]:
         """Return a record, and its rows while no file has them, retired ones included.
