@@ -212,11 +212,16 @@ class TestRows:
         record = write(tmp_path, 2, form)
         assert form.rows(tmp_path, record, ["rewards"]) is form.rows(tmp_path, record, ["dones"])
 
-    def test_without_known_offsets_are_read_from_the_whole_file(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("place", [0, 1])
+    def test_of_a_column_without_a_known_place_are_refused(
+        self, tmp_path: Path, place: int
+    ) -> None:
         record = write(tmp_path, 2)
-        columns = tuple(replace(column, offset=None) for column in record.layout.columns)
-        rows = PtFormat().rows(tmp_path, replace(record, layout=Layout(columns)), ["rewards"])
-        assert rows["curr_obs/id"].tolist() == [2_000_000 + row for row in range(18)]
+        columns = list(record.layout.columns)
+        columns[place] = replace(columns[place], offset=None)
+        lying = replace(record, layout=Layout(tuple(columns)))
+        with pytest.raises(CorruptFileError, match="does not say where column"):
+            PtFormat().rows(tmp_path, lying, ["rewards"])
 
     def test_at_odd_places_are_aligned_all_the_same(self, tmp_path: Path) -> None:
         record = write(tmp_path, 2)
