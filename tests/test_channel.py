@@ -482,9 +482,17 @@ class TestAsync:
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is meant to die here
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Let SIGINT interrupt, as in a terminal: a program in the background starts ignoring it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class TestInterrupt:
     @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals between threads")
-    def test_an_interrupted_wait_leaves_the_queue(self) -> None:
+    def test_an_interrupted_wait_leaves_the_queue(self, ctrl_c: None) -> None:
         channel: Channel[int] = Channel(1)
         main_thread = threading.get_ident()
 

@@ -25,6 +25,7 @@ from relive.errors import (
     ForkedError,
     InvalidArgumentError,
     MissingFileError,
+    StorageError,
     UnsupportedValueError,
 )
 from relive.folder import IfExists, OpenedFolder, open_folder
@@ -214,7 +215,7 @@ class TrajectoryReplayBuffer(BufferReader):
             warn(f"the store's draws do not go on where they were: {error}")
         try:
             self._store.fill_cache()
-        except (CorruptFileError, MissingFileError) as error:
+        except (CorruptFileError, StorageError) as error:
             warn(f"the cache could not be filled: {error}")
 
     def add_trajectories(self, trajectories: Iterable[Trajectory]) -> list[int]:

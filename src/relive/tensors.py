@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Framework", "convert", "copy_in", "is_array", "is_tensor", "shape_of", "wrap_out"]
 
+_SIGNED = {1: "int8", 2: "int16", 4: "int32"}
+"""Integer types of PyTorch by their size in bytes, as which other types are copied."""
+
 Framework = Literal["torch", "numpy"]
 """What batches and trajectories are made of when they leave."""
 
@@ -92,13 +95,12 @@ def _copy_tensor(tensor: torch.Tensor, column: str) -> tuple[NDArray[Any], str]:
             "convert it",
             column=column,
         )
-    own = torch.empty(tensor.shape, dtype=tensor.dtype)
-    with torch.no_grad():
-        own.copy_(tensor.detach().resolve_conj().resolve_neg())
-    if has_numpy_type(name):
-        return own.numpy(), name
-    flat = own.reshape(-1).view(torch.uint8).numpy()
-    return flat.view(storage_dtype(name)).reshape(tuple(tensor.shape)), name
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if not has_numpy_type(name):
+        plain = plain.view(getattr(torch, _SIGNED[storage_dtype(name).itemsize]))
+    # NumPy copies: PyTorch would start a team of threads, which waits when cores are busy
+    own = np.array(plain.numpy(), order="C", copy=True)
+    return own.view(storage_dtype(name)), name
 
 
 def wrap_out(array: NDArray[Any], dtype: str, framework: Framework, column: str) -> Any:

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from relive import files
 from relive.dtypes import TEXT
-from relive.errors import CorruptFileError, MissingFileError
+from relive.errors import CorruptFileError, MissingFileError, StorageError
 from relive.formats.checksum import checksums
 from relive.gather import RowBatch, RowSource, Wanted
 from relive.record import CHECKSUM_BYTES, Record, quoted_weights_id
@@ -176,6 +176,7 @@ def naming(path: Path, record: Record | None = None) -> Iterator[None]:
 
     Raises:
         MissingFileError: In place of `FileNotFoundError`.
+        StorageError: In place of any other `OSError`.
         CorruptFileError: With the path before its message; of the same class as was raised.
     """
     whose = "" if record is None else f" of trajectory {record.trajectory_id}"
@@ -187,6 +188,10 @@ def naming(path: Path, record: Record | None = None) -> Iterator[None]:
             "or delete the trajectory",
             path=str(path),
             errno=error.errno,
+        ) from error
+    except OSError as error:
+        raise StorageError(
+            f"{str(path)!r}{whose} cannot be read: {error}", path=str(path), errno=error.errno
         ) from error
     except CorruptFileError as error:
         raise type(error)(
