@@ -8,7 +8,7 @@ ARGS ?=
 export PYTHON VENV TORCH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check lint format bench peers changelog clean
+.PHONY: help env demo test slow lint format bench peers changelog clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='...'] [PYTHON=python3.12] [TORCH='torch==2.13.0'] [VENV=.venv]"
@@ -21,11 +21,11 @@ env: ## create .venv and install relive with everything that its demo and tests 
 demo: env ## train SAC on Pendulum through the buffer; ARGS go to `relive demo`
 	@$(VENV)/bin/relive demo $(ARGS)
 
-test: env ## run all tests and the doctests; ARGS go to pytest
-	@$(VENV)/bin/python -m pytest $(ARGS)
+test: env ## the whole gate: format, lint, types, doctests, tests; ARGS go to pytest
+	@scripts/check $(ARGS)
 
-check: env ## the whole gate: format, lint, types, tests
-	@scripts/check
+slow: env ## the tests that are too slow for every run
+	@$(VENV)/bin/python -m pytest -m slow $(ARGS)
 
 lint: env ## the gate without the tests
 	@scripts/check --no-tests
