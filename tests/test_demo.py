@@ -204,7 +204,7 @@ class TestResume:
         second, display = run(tmp_path / "run", resume=True)
         assert_same_run(first, second)
         assert second.buffer_stats["total_samples"] == 96
-        assert any("trajectories of the store that the checkpoint lacks" in x for x in display.said)
+        assert any("trajectories of the store that were not loaded" in x for x in display.said)
         assert not cut.exists()
 
     @pytest.mark.parametrize("content", [b"", b"not a save", b"PK\x03\x04 cut"])

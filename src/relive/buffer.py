@@ -28,7 +28,7 @@ from relive.errors import (
     StorageError,
     UnsupportedValueError,
 )
-from relive.folder import IfExists, OpenedFolder, open_folder
+from relive.folder import ASIDE_NAME, IfExists, OpenedFolder, open_folder
 from relive.forking import Forking
 from relive.format_set import FormatSet
 from relive.formats import Format
@@ -415,7 +415,7 @@ class TrajectoryReplayBuffer(BufferReader):
             window = self.sample_window_size or len(entries)
             if is_distributed:
                 numbering = numbering.for_rank(local_rank, world_size)
-            restore_entries(
+            num_aside = restore_entries(
                 self._store,
                 self._formats,
                 entries,
@@ -430,6 +430,11 @@ class TrajectoryReplayBuffer(BufferReader):
             self._draws.begin_stream((local_rank, world_size), counter)
         elif saved is not None:
             self._draws.go_on_from(saved, counter)
+        if num_aside:
+            warn(
+                f"{num_aside} trajectories of the store that were not loaded left the index; their "
+                f"files were moved to {ASIDE_NAME!r} in its folder"
+            )
         if not entries:
             warn(
                 f"rank {local_rank} of {world_size} loaded no trajectory: {str(path)!r} holds "

@@ -19,7 +19,7 @@ from relive.describe import describe
 from relive.disk import Disk
 from relive.disk_errors import naming_disk_errors
 from relive.errors import CorruptFileError, StorageError
-from relive.folder import ASIDE_NAME, INCOMING_PREFIX
+from relive.folder import INCOMING_PREFIX
 from relive.format_set import FormatSet
 from relive.formats.checksum import checksums
 from relive.formats.layouts import layout_of
@@ -28,7 +28,6 @@ from relive.record import Record
 from relive.snapshot import Snapshot, take_snapshot
 from relive.spec import Columns, Schema, admit, conform
 from relive.store import Store
-from relive.warning import warn
 
 __all__ = ["restore_entries"]
 
@@ -136,7 +135,7 @@ def restore_entries(
     schema: Schema | None,
     declared: Columns,
     num_in_memory: int,
-) -> None:
+) -> int:
     """Let the trajectories of a checkpoint take the place of what a store holds.
 
     Args:
@@ -147,6 +146,9 @@ def restore_entries(
         schema: The checkpoint's, if it has one.
         declared: The user's declaration, which the checkpoint must fit.
         num_in_memory: How many of the newest to hold in memory, at most all of them.
+
+    Returns:
+        How many trajectories of the store left the index, their files moved to `aside/`.
 
     Raises:
         ColumnMismatchError: The trajectories differ from each other or from the declaration.
@@ -165,17 +167,12 @@ def restore_entries(
             store.replace(loading.records, loading.snapshots, numbering, loading.schema)
             left_out = entries[:first_in_memory]
             store.forget(len(left_out), sum(entry.num_rows for entry in left_out))
-        return
+        return 0
     before = {record.trajectory_id for record in store.index}
     what = f"the checkpoint could not be brought into {str(store.disk.folder)!r}"
     with naming_disk_errors(StorageError, store.disk.folder, what, "the buffer is as it was"):
         _restore_to_disk(store, store.disk, loading, entries, numbering, first_in_memory)
-    num_aside = len(before - set(loading.kept))
-    if num_aside:
-        warn(
-            f"{num_aside} trajectories of the store that the checkpoint lacks left the index; "
-            f"their files were moved to {str(store.disk.folder / ASIDE_NAME)!r}"
-        )
+    return len(before - set(loading.kept))
 
 
 def _restore_to_disk(
