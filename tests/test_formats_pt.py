@@ -312,29 +312,6 @@ class TestProcess:
             [sys.executable, "-c", code, str(tmp_path)], input=pickle.dumps(record), check=True
         )
 
-    @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
-    def test_few_files_are_open_whatever_is_read(self, tmp_path: Path) -> None:
-        code = (
-            "import os, resource, sys\n"
-            "from pathlib import Path\n"
-            "from relive.formats import create_format\n"
-            "from relive.testing import addressed, record_of\n"
-            "before = len(os.listdir('/proc/self/fd'))\n"
-            "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
-            "folder = Path(sys.argv[1])\n"
-            "for form, count in ((create_format('pt'), 300), (create_format('pkl'), 70)):\n"
-            "    one = addressed(5)\n"
-            "    assert len(one.columns) == 7\n"
-            "    records = [\n"
-            "        form.write(folder, record_of(one, number), one, sync=False)\n"
-            "        for number in range(count)\n"
-            "    ]\n"
-            "    held = [form.rows(folder, record, ['rewards']) for record in records]\n"
-            "    assert all(int(rows['curr_obs/id'][7]) == 5_000_007 for rows in held)\n"
-            "    assert len(os.listdir('/proc/self/fd')) <= before\n"
-        )
-        subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
-
 
 class Marker:
     """Pickles as a call that makes a folder."""

@@ -199,6 +199,15 @@ def copy(source: Path, target: Path, *, sync: bool) -> None:
     """Copy a file, sharing its blocks where the file system can; whole or not at all.
 
     Later changes to either file never show in the other.
+
+    Args:
+        source: The file to copy.
+        target: The file to create or replace.
+        sync: Whether the bytes must survive a power loss. The name does once the caller, who may
+            copy many files, syncs the folder.
+
+    Raises:
+        OSError: The disk refused; nothing is left behind.
     """
 
     def fill(file: BinaryIO) -> None:
@@ -206,8 +215,11 @@ def copy(source: Path, target: Path, *, sync: bool) -> None:
             if not _share_blocks(original, file):
                 shutil.copyfileobj(original, file, 1 << 20)
             file.seek(0, os.SEEK_END)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
 
-    write_atomic(target, fill, sync=sync)
+    write_atomic(target, fill, sync=False)
 
 
 def _share_blocks(source: BinaryIO, target: BinaryIO) -> bool:

@@ -120,6 +120,8 @@ class Format(ABC):
     def copy_to(self, folder: Path, record: Record, target: Path, *, sync: bool) -> None:
         """Copy a stored trajectory to another folder, sharing blocks where possible.
 
+        With `sync` its bytes survive a power loss; its name does once `target` is synced.
+
         Raises:
             MissingFileError: Its file is not there.
             CorruptFileError: It is cut; nothing is left in `target`.
