@@ -29,6 +29,8 @@ from relive.trajectory import Trajectory
 
 __all__ = ["BufferReader"]
 
+_MOST_CHUNKS = (1 << 31) - 1
+
 
 class BufferReader:
     """Draws transitions from the trajectories of a store. Any thread may call any method.
@@ -119,7 +121,11 @@ class BufferReader:
             ClosedError: The buffer is closed.
         """
         self._check_open()
-        check_count("num_chunks", num_chunks)
+        num_chunks = check_count("num_chunks", num_chunks)
+        if num_chunks > _MOST_CHUNKS:
+            raise InvalidArgumentError(
+                f"num_chunks is {num_chunks}, but must be at most {_MOST_CHUNKS}; draw more often"
+            )
         check_kind("return_info", return_info, bool)
         if text not in ("strings", "codes") or (text == "codes" and not return_info):
             raise InvalidArgumentError(

@@ -34,6 +34,7 @@ from relive.index_file import (
 )
 from relive.record import Record
 from relive.store import Store
+from relive.warning import warn
 
 __all__ = ["check_apart", "metadata_of", "save_checkpoint", "settle", "write_trajectories"]
 
@@ -78,10 +79,10 @@ def save_checkpoint(
         StoreExistsError: The place holds something that is not a checkpoint.
         StorageWriteError: The disk refused; an older checkpoint is as it was.
     """
-    path = path.resolve()  # else a link would be replaced, and what it leads to be left
-    _check_place(path)
     what = f"the checkpoint {str(path)!r} could not be written"
     with naming_disk_errors(StorageWriteError, path, what, "what stood there is as it was"):
+        path = path.resolve()  # else a link would be replaced, and what it leads to be left
+        _check_place(path)
         settle(path, tidy=True)
         with files.building_folder(path) as folder:
             records = {r.trajectory_id: r for r in write_files(folder)}
@@ -91,7 +92,12 @@ def save_checkpoint(
             whole["relive"]["index_xxh3"] = digest
             whole["relive"]["saved_at"] = time.time()
             write_metadata(folder / METADATA_NAME, whole, sync=True)
-            _put_in_place(folder, path)
+            old = _put_in_place(folder, path)
+    what = f"the checkpoint {str(path)!r} is in place, but its name may not survive a power loss"
+    with naming_disk_errors(StorageWriteError, path, what, "save it again"):
+        files.sync_folder(path.parent)
+    if old is not None:
+        _remove_old(old)
 
 
 def write_trajectories(
@@ -150,24 +156,29 @@ def _place_names(path: Path) -> tuple[Path, Path]:
     return path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
 
 
-def _put_in_place(folder: Path, path: Path) -> None:
+def _put_in_place(folder: Path, path: Path) -> Path | None:
+    """Give a new checkpoint its name; return where the old one is now, if there was one."""
     if not files.exists(path):
         files.rename(folder, path)
-    elif files.exchange(folder, path):
-        files.sync_folder(path.parent)
+        return None
+    if files.exchange(folder, path):
+        return folder
+    new, old = _place_names(path)
+    files.rename(folder, new)
+    files.rename(path, old)
+    try:
+        files.rename(new, path)
+    except OSError:
+        files.rename(old, path)
+        raise
+    return old
+
+
+def _remove_old(folder: Path) -> None:
+    try:
         files.remove_folder(folder)
-    else:
-        new, old = _place_names(path)
-        files.rename(folder, new)
-        files.rename(path, old)
-        try:
-            files.rename(new, path)
-        except OSError:
-            files.rename(old, path)
-            raise
-        files.sync_folder(path.parent)
-        files.remove_folder(old)
-    files.sync_folder(path.parent)
+    except OSError as error:
+        warn(f"the replaced checkpoint {str(folder)!r} could not be removed: {error}")
 
 
 def settle(path: Path, *, tidy: bool) -> None:
@@ -183,9 +194,14 @@ def settle(path: Path, *, tidy: bool) -> None:
             files.rename(new, path)
         elif files.exists(old / METADATA_NAME):
             files.rename(old, path)
-    for leftover in (new, old) if tidy else ():
+    if not tidy:
+        return
+    for leftover in (new, old):
         if files.exists(path) and files.exists(leftover):
             files.remove_folder(leftover)
+    if files.exists(path.parent):
+        for abandoned in files.abandoned_beside(path):
+            files.remove_folder(abandoned)
 
 
 def check_apart(path: Path, store: Path | None) -> None:

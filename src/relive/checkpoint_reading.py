@@ -16,7 +16,13 @@ from typing import Any
 
 from relive import files
 from relive.checkpoint import settle
-from relive.errors import ColumnMismatchError, CorruptFileError, MissingFileError
+from relive.disk_errors import naming_disk_errors
+from relive.errors import (
+    ColumnMismatchError,
+    CorruptFileError,
+    MissingFileError,
+    StorageError,
+)
 from relive.format_set import FormatSet
 from relive.index import Numbering
 from relive.index_file import INDEX_NAME, METADATA_NAME, read_index, read_metadata
@@ -29,6 +35,7 @@ from relive.warning import warn
 __all__ = ["Checkpoint", "Entry", "read_checkpoint"]
 
 _RANK_FOLDER = re.compile(r"rank_(\d+)")
+_RANK_FOLDER_BETWEEN = re.compile(r"\.(rank_\d+)\.(?:new|old)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +92,53 @@ def read_checkpoint(path: Path, formats: FormatSet) -> Checkpoint:
         CorruptFileError: An index is cut, damaged or another program's, or the folders of
             several ranks contradict each other.
         FormatVersionError: A later release wrote it.
+        StorageError: The disk refused.
     """
-    path = path.resolve()
+    what = f"the checkpoint {str(path)!r} could not be read"
+    with naming_disk_errors(StorageError, path, what, "check path and permissions"):
+        return _read_checkpoint(path.resolve(), formats)
+
+
+def _read_checkpoint(path: Path, formats: FormatSet) -> Checkpoint:
     settle(path, tidy=False)
     if not path.is_dir():
         raise MissingFileError(
             f"{str(path)!r} is not a folder, but a checkpoint is one; check the path",
             path=str(path),
         )
-    ranks = sorted(
-        (int(match[1]), folder)
-        for folder in path.iterdir()
-        if (match := _RANK_FOLDER.fullmatch(folder.name)) and folder.is_dir()
-    )
-    if files.exists(path / METADATA_NAME) or not ranks:
+    if files.exists(path / METADATA_NAME) or not (ranks := _rank_folders(path)):
         return _read_folder(path, formats)
-    return _merge([_read_folder(folder, formats) for _, folder in ranks], path)
+    parts = [_read_folder(folder, formats) for folder in ranks]
+    strides = {part.numbering.stride for part in parts}
+    if len(strides) == 1 and (world_size := strides.pop()) > len(parts):
+        raise MissingFileError(
+            f"{str(path)!r} holds {len(parts)} rank folders, but they were saved by {world_size} "
+            "ranks; restore the others, or load the folders one by one",
+            path=str(path),
+        )
+    return _merge(parts, path)
+
+
+def _rank_folders(path: Path) -> list[Path]:
+    """Return the `rank_*` folders in a folder by their numbers, which must have no gap."""
+    names = files.list_names(path)
+    for name in names:
+        if match := _RANK_FOLDER_BETWEEN.fullmatch(name):
+            settle(path / match[1], tidy=False)
+    found = {
+        int(match[1]): path / name
+        for name in files.list_names(path)
+        if (match := _RANK_FOLDER.fullmatch(name)) and (path / name).is_dir()
+    }
+    missing = sorted(set(range(max(found, default=-1) + 1)) - found.keys())
+    if missing:
+        raise MissingFileError(
+            f"{str(path)!r} holds {len(found)} rank folders, but lacks "
+            f"{', '.join(f'rank_{number}' for number in missing[:5])}; restore what is missing, or "
+            "load the folders one by one",
+            path=str(path),
+        )
+    return [found[number] for number in sorted(found)]
 
 
 def _read_folder(folder: Path, formats: FormatSet) -> Checkpoint:

@@ -120,10 +120,12 @@ class Disk:
         """
 
         def run() -> None:
-            summed = replace(record, checksums=checksums(snapshot, record.layout))
-            own = self.formats.own
-            stored = own.write(self.folder, summed, snapshot, sync=self._syncs_each)
-            if record.trajectory_id not in self._journal.contents.records:  # else a retry
+            # tried again after a sync failed it may be noted already; its file must then stay
+            stored = self._journal.contents.records.get(record.trajectory_id)
+            if stored is None:
+                summed = replace(record, checksums=checksums(snapshot, record.layout))
+                own = self.formats.own
+                stored = own.write(self.folder, summed, snapshot, sync=self._syncs_each)
                 self._journal.set_schema(schema)
                 self._journal.add(stored, is_synced=self._syncs_each)
             if self._syncs_each:
@@ -239,8 +241,8 @@ class Disk:
             leaving.extend(record for record in present if record.trajectory_id not in stays)
             order = [record.trajectory_id for record in records]
             self._journal.load(loaded, kept, order, numbering, schema, incoming.name)
-            on_noted()
             self._writer.submit(Job("the loaded index", move))
+            on_noted()  # after it, for limits may remove files that are still to be moved
 
         def move() -> None:
             if leaving:

@@ -12,9 +12,11 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import secrets
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -24,6 +26,7 @@ from relive.libc import libc
 __all__ = [
     "TEMPORARY_SUFFIX",
     "AppendFile",
+    "abandoned_beside",
     "building_folder",
     "copy",
     "create_folder",
@@ -42,6 +45,8 @@ __all__ = [
     "token",
     "write_atomic",
 ]
+
+_ABANDONED_S = 3600.0
 
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the name of each file or folder that is not complete yet."""
@@ -93,6 +98,21 @@ def _temporary_beside(path: Path) -> Path:
     # a name may have 255 bytes, and a letter up to four of them
     start = os.fsencode(path.name)[:100].decode("utf-8", "ignore")
     return path.with_name(f".{start}.{token()}{TEMPORARY_SUFFIX}")
+
+
+def abandoned_beside(path: Path) -> list[Path]:
+    """Return temporary folders for this one in which nothing has changed for an hour.
+
+    A killed save leaves such a folder; a save that goes on changes its own all the time.
+    """
+    start = os.fsencode(path.name)[:100].decode("utf-8", "ignore")
+    name = re.compile(rf"\.{re.escape(start)}\.[0-9a-f]{{8}}{re.escape(TEMPORARY_SUFFIX)}")
+    oldest = time.time() - _ABANDONED_S
+    return [
+        found
+        for found in path.parent.iterdir()
+        if name.fullmatch(found.name) and found.is_dir() and found.stat().st_mtime < oldest
+    ]
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], object], *, sync: bool) -> int:

@@ -61,13 +61,28 @@ class Numbering:
         """Return the numbering moved on, in its own steps, past all that another one gave.
 
         Raises:
-            InvalidArgumentError: No trajectory id is left.
+            InvalidArgumentError: No trajectory id or row id is left.
         """
         behind = other.next_trajectory_id - self.next_trajectory_id
         moved = self.next_trajectory_id + max(0, -(-behind // self.stride)) * self.stride
         if moved >= _MAX_TRAJECTORY_ID:
             raise InvalidArgumentError(f"trajectory id {moved} is too large")
-        return Numbering(moved, self.stride, max(self.next_row_id, other.next_row_id))
+        return Numbering(moved, self.stride, self._row_id_past(other.next_row_id))
+
+    def _row_id_past(self, row_id: int) -> int:
+        """Return a row id not below another one, in this rank's own share of them."""
+        start = self.next_row_id
+        is_own = row_id < start + _RANK_SPACING
+        if self.stride == 1 or is_own:
+            return max(start, row_id)
+        span = self.stride * _RANK_SPACING
+        moved = start + -(-(row_id - start) // span) * span
+        if moved > MAX_ROW_ID - _RANK_SPACING:
+            raise InvalidArgumentError(
+                f"row id {moved} leaves too few below int64's largest, but a rank needs "
+                f"{_RANK_SPACING}; load the checkpoint into an empty folder"
+            )
+        return moved
 
     def for_rank(self, local_rank: int, world_size: int) -> Numbering:
         """Return the numbering of one rank, disjoint from that of all others.

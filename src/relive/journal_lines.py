@@ -96,5 +96,7 @@ def read_lines(path: Path) -> JournalLines:
             path=str(path),
         )
     # each line names the generation, so that one survives damage to the first
-    generation = int(first.get("generation", -1))
+    generation = first.get("generation")
+    if not isinstance(generation, int):
+        generation = -1
     return JournalLines(changes, generation, has_begin, valid_bytes, num_bad)

@@ -291,9 +291,9 @@ def _copy_gaps(gaps: Any, num_steps: int, num_envs: int) -> NDArray[np.bool_] | 
 
 
 def _checked_length(length: Any) -> int:
-    if not is_count(length, 0):
+    if not is_count(length, 0) or length >= 1 << 63:
         raise UnsupportedValueError(
-            f"max_episode_length is {length!r}, but must be an integer of at least 0",
+            f"max_episode_length is {length!r}, but must be an integer from 0 to 2**63 - 1",
             column="max_episode_length",
         )
     return int(length)

@@ -8,7 +8,7 @@ and the first trajectory, is stored with the data, and each later trajectory mus
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,9 +16,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from relive.column_spec import ColumnSpec, Default, row_from_json, row_to_json
+from relive.columns import SEPARATOR
 from relive.errors import ColumnMismatchError, CorruptFileError, InvalidArgumentError
+from relive.fields import TREE_FIELDS
+from relive.options import check_kind
 from relive.snapshot import Column, Snapshot
 from relive.tensors import is_tensor
+from relive.trajectory import COLUMN_FIELDS
 
 __all__ = ["ColumnSpec", "Columns", "Schema", "admit", "conform"]
 
@@ -49,7 +53,9 @@ class Columns:
             UnsupportedValueError: No column can hold a value that stands in.
         """
         optional: object = self.optional
-        if isinstance(self.required, str) or not isinstance(optional, Mapping):
+        required: object = self.required
+        is_list = required is None or isinstance(required, Iterable)
+        if not is_list or isinstance(required, str) or not isinstance(optional, Mapping):
             raise InvalidArgumentError(
                 f"required is {self.required!r} and optional {self.optional!r}, but they must be a "
                 "list of column names, and a dict of names and values"
@@ -63,6 +69,8 @@ class Columns:
                 f"columns {both or names} are declared twice or are no text, but each name is "
                 "either required or optional"
             )
+        check_kind("drop_others", self.drop_others, bool)
+        _check_names([str(name) for name in names])
         if isinstance(self.required, Mapping):
             for name, spec in self.required.items():
                 _check_declared(name, spec)
@@ -72,6 +80,20 @@ class Columns:
         }
         object.__setattr__(self, "optional", own)
         _defaults_of(self)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Refuse names that are no place in a trajectory, or that lie in one another."""
+    for name in names:
+        root, *path = name.split(SEPARATOR)
+        is_place = root in COLUMN_FIELDS and bool(path) == (root in TREE_FIELDS) and all(path)
+        inner = [other for other in names if other.startswith(f"{name}{SEPARATOR}")]
+        if not is_place or inner:
+            raise InvalidArgumentError(
+                f"column {name!r} is declared{f' beside {inner[0]!r}' if inner else ''}, but a "
+                f"column is a field of Trajectory, or a path below {', '.join(TREE_FIELDS)}; "
+                "correct the name"
+            )
 
 
 def _check_declared(name: str, spec: object) -> None:
@@ -177,6 +199,9 @@ def admit(schema: Schema | None, declared: Columns, snapshot: Snapshot) -> tuple
         for name, spec in schema.columns.items()
         if name in found and found[name] != spec
     }
+    for name in schema.columns.keys() & snapshot.side_values.keys():
+        different[name] = f"{name} is a side value, not {schema.columns[name]}"
+    missing = [name for name in missing if name not in different]
     if missing or extra or different:
         told = [
             f"{word}: {', '.join(names)}"

@@ -167,7 +167,8 @@ class Store(StoreReader):
 
     def _discard(self, trajectory_ids: Iterable[int]) -> None:
         stored: list[tuple[Record, Resident | None]] = []
-        for record in self.index.remove(trajectory_ids):
+        removed = self.index.remove(trajectory_ids)
+        for record in removed:
             trajectory_id = record.trajectory_id
             resident = self._resident.pop(trajectory_id, None)
             self._cache.discard(trajectory_id)
@@ -177,7 +178,8 @@ class Store(StoreReader):
                 self._leases.retire(Retired(record, resident, _nothing))
             else:
                 stored.append((record, resident))
-        if stored and self.disk is not None:
+        if removed and self.disk is not None:
+            # also of what was never written: its ids are taken all the same
             ids = [record.trajectory_id for record, _ in stored]
             self.disk.forget(ids, self.index.numbering, self.schema)
             for record, resident in stored:
