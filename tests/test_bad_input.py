@@ -411,7 +411,7 @@ class TestDamagedCheckpoint:
     @pytest.mark.parametrize("kind", ["memory", "pt"])
     def test_other_columns_than_declared_are_told(self, kind: str, tmp_path: Path) -> None:
         make_checkpoint(tmp_path / "saved", [traj(10, wide=True)])
-        declared = Columns(required=("actions", "rewards", "dones", "curr_obs", "next_obs"))
+        declared = Columns(required=("actions", "rewards", "dones", "curr_obs/id", "next_obs/id"))
         with open_buffer(kind, tmp_path, columns=declared) as buffer:
             with pytest.raises(ColumnMismatchError, match="prev_values"):
                 buffer.load_checkpoint(tmp_path / "saved")
