@@ -50,6 +50,10 @@ class TestSettings:
         with pytest.raises(InvalidArgumentError, match=f"{name} is {value}, but must be at least"):
             DemoSettings(**{name: value})  # type: ignore[arg-type]  # one name at a time
 
+    def test_a_goal_that_is_no_number_is_refused(self) -> None:
+        with pytest.raises(InvalidArgumentError, match="goal is nan"):
+            DemoSettings(goal=float("nan"))
+
     def test_they_survive_a_save(self) -> None:
         settings = DemoSettings(**GIVEN)
         assert DemoSettings.from_state(settings.to_state()) == settings

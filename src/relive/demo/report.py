@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
+import sys
+from pathlib import Path
 
 from relive.demo.progress import return_text
 from relive.demo.run import Outcome
@@ -16,7 +20,7 @@ def closing_words(outcome: Outcome) -> list[str]:
     """Return the last lines of a run."""
     settings, folder, history = outcome.settings, outcome.folder, outcome.history
     stats = outcome.buffer_stats
-    where = shlex.quote(str(folder.path))
+    where, programs = shlex.quote(str(folder.path)), _programs()
     lines = [
         "",
         _result(outcome),
@@ -29,22 +33,30 @@ def closing_words(outcome: Outcome) -> list[str]:
         "",
     ]
     if outcome.was_interrupted:
-        return [*lines, "To go on:", f"  relive demo --resume --dir {where}"]
+        return [*lines, "To go on:", f"  {programs}relive demo --resume --dir {where}"]
     more = max(settings.steps, 2 * history.steps)
-    other = [f"  relive demo --env {DEFAULT_ENV} --dir {where}-2"]
+    other = [f"  {programs}relive demo --env {DEFAULT_ENV} --dir {where}-2"]
     if settings.env == DEFAULT_ENV:
         other = [
-            '  pip install "gymnasium[mujoco]"',
-            f"  relive demo --env InvertedPendulum-v5 --steps 30000 --dir {where}-2",
+            f'  {programs}pip install "gymnasium[mujoco]"',
+            f"  {programs}relive demo --env InvertedPendulum-v5 --steps 30000 --dir {where}-2",
         ]
     return [
         *lines,
         "To try next:",
-        f"  relive info {shlex.quote(str(folder.buffer))}",
-        f"  relive demo --resume --dir {where} --steps {more}",
+        f"  {programs}relive info {shlex.quote(str(folder.buffer))}",
+        f"  {programs}relive demo --resume --dir {where} --steps {more}",
         *other,
         "The code of the demo, to copy from: the package relive.demo, which says where to start.",
     ]
+
+
+def _programs() -> str:
+    """Return the folder of this environment's programs, or "" when the shell finds them."""
+    folder = Path(sys.executable).parent
+    if shutil.which("relive") is not None or not (folder / "relive").exists():
+        return ""
+    return shlex.quote(os.path.relpath(folder)) + os.sep
 
 
 def _result(outcome: Outcome) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -77,6 +78,10 @@ class DemoSettings:
         for name in ("seed", "warmup_steps", "updates_per_step"):
             self._check_at_least(name, 0)
         self._check_at_least("eval_episodes", 1)
+        if self.goal is not None and math.isnan(self.goal):
+            raise InvalidArgumentError(
+                f"goal is {self.goal}, but must be a mean return, or inf for never; give a number"
+            )
 
     @property
     def rows_per_trajectory(self) -> int:
