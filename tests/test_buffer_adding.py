@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from relive import Columns, ColumnSpec, Limits, Trajectory, TrajectoryReplayBuffer, files
+from relive.disk import Disk
 from relive.errors import (
     ColumnMismatchError,
     EvictedError,
@@ -398,28 +399,34 @@ class TestPending:
                 assert turns.acquire(timeout=600)
             return write_atomic(path, write, sync=sync)
 
-        one = Trajectory(rewards=np.zeros((1000, 10)))
+        one = Trajectory(rewards=np.zeros((1000, 10)))  # 80,000 bytes
         limit = 400_000
-        most = 0
+        pending: list[float] = []
+        is_full = threading.Event()
+        wait_for_room = Disk.wait_for_room
+
+        def note_first(self: Disk, size: int, most: int) -> None:
+            if self.pending_bytes + size > most:
+                is_full.set()
+            wait_for_room(self, size, most)
+
+        monkeypatch.setattr(Disk, "wait_for_room", note_first)
         with open_buffer("pt", tmp_path, limits=Limits(max_pending_bytes=limit)) as buffer:
             monkeypatch.setattr(files, "write_atomic", wait_first)
-            done = threading.Event()
 
             def produce() -> None:
                 for _ in range(30):
                     buffer.add_trajectories([one])
-                done.set()
+                    pending.append(buffer.get_stats()["pending_bytes"])
 
             producer = threading.Thread(target=produce)
             producer.start()
-            for _ in range(30):
-                pending = buffer.get_stats()["pending_bytes"]
-                most = max(most, int(pending))
-                turns.release()
-            assert done.wait(600)
-            producer.join()
+            assert is_full.wait(600)  # nothing was written yet, and no more has room
+            turns.release(30)
+            producer.join(600)
             buffer.flush()
-            assert most <= limit
+            assert len(pending) == 30
+            assert max(pending) == limit
             assert len(trajectory_files(tmp_path / "store")) == 30
 
     def test_one_larger_than_the_queue_is_taken_when_the_queue_is_empty(
