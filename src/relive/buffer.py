@@ -181,7 +181,7 @@ class TrajectoryReplayBuffer(BufferReader):
         if disk is not None and opened is not None and opened.found is not None:
             try:
                 self._go_on(disk, opened.found)
-            except BaseException:
+            except BaseException:  # Ctrl+C among others: the folder must not stay locked
                 disk.abandon()
                 raise
         self._forking = Forking(store, draws)
@@ -197,7 +197,7 @@ class TrajectoryReplayBuffer(BufferReader):
             return Disk(
                 opened, formats=self._formats, durability=durability, metadata=self._metadata
             )
-        except BaseException:
+        except BaseException:  # Ctrl+C among others: the folder must not stay locked
             opened.lock.release()
             raise
 

@@ -192,13 +192,13 @@ class Disk:
                 return
             try:
                 action()
-            except BaseException as error:
+            except BaseException as error:  # raised in the caller's thread below
                 raised.append(error)
 
         self._writer.submit(Job(what, run))
         try:
             self._writer.drain(None)
-        except BaseException:
+        except BaseException:  # Ctrl+C among others: nobody waits for the action any more
             is_given_up = True
             raise
         if raised:

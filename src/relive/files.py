@@ -142,7 +142,7 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object], *, sync: bool)
             if sync:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException:  # Ctrl+C among others: no temporary file stays
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
@@ -317,7 +317,7 @@ class AppendFile:
         try:
             while written < len(block):
                 written += os.write(self._descriptor, block[written:])
-        except BaseException:
+        except BaseException:  # Ctrl+C among others: no half block stays
             if written:
                 with contextlib.suppress(OSError):  # then the next append undoes it
                     self.truncate(self._size)
@@ -353,6 +353,6 @@ def building_folder(target: Path) -> Iterator[Path]:
     folder.mkdir()
     try:
         yield folder
-    except BaseException:
+    except BaseException:  # Ctrl+C among others: no temporary folder stays
         remove_folder(folder)
         raise

@@ -143,7 +143,7 @@ def _open(folder: Path, formats: FormatSet, if_exists: IfExists, break_lock: boo
         for problem in found.problems:
             warn(f"{str(folder)!r}: {problem}")
         return OpenedFolder(folder, lock, found)
-    except BaseException:
+    except BaseException:  # Ctrl+C among others: the folder must not stay locked
         lock.release()
         raise
 

@@ -59,7 +59,7 @@ class Journal:
         self._index_bytes = files.size_bytes(path) if files.exists(path) else 0
         try:
             self._open(found)
-        except BaseException:
+        except BaseException:  # Ctrl+C among others: no descriptor stays open
             self.abandon()
             raise
 

@@ -234,7 +234,7 @@ class _Worker(threading.Thread):
         """Do the work."""
         try:
             self._work()
-        except BaseException as error:
+        except BaseException as error:  # whatever it is, the main thread raises it
             self.error = error
         finally:
             self._close()

@@ -146,7 +146,7 @@ class _WatchedFile:
     def write(self, block: Any) -> int:
         try:
             return self._file.write(block)
-        except BaseException as error:
+        except BaseException as error:  # PyTorch turns whatever it is into a RuntimeError
             self.error = error
             raise
 
