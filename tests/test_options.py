@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relive import TrajectoryReplayBuffer
+from relive import TrajectoryCollector, TrajectoryReplayBuffer
 from relive.errors import InvalidArgumentError
-from relive.options import check_count, checked_time_limit, is_count
+from relive.options import check_count, checked_names, checked_time_limit, is_count
 
 NO_TIME_LIMITS = [-1, -0.5, float("nan"), float("inf"), 10**400, True, np.True_, "x", None, [1]]
 
@@ -59,3 +59,24 @@ class TestTimeLimits:
             waiting = buffer.is_ready_async(1, timeout_s=seconds)
             with pytest.raises(InvalidArgumentError, match=r"^timeout_s is "):
                 waiting.send(None)
+
+
+class TestCheckedNames:
+    def test_any_list_becomes_a_tuple(self) -> None:
+        assert checked_names("join", iter(["a", "b"])) == ("a", "b")
+
+    @pytest.mark.parametrize("names", ["rewards", 5, None, [1, 2]])
+    def test_what_is_no_list_of_names_is_refused(self, names: object) -> None:
+        with pytest.raises(InvalidArgumentError, match=r"join is .* a list of names"):
+            checked_names("join", names)
+
+    @pytest.mark.parametrize(
+        "given", [{"columns": 5}, {"columns": "rewards"}, {"join": None}, {"join": [1, 2]}]
+    )
+    def test_the_collector_refuses_it_too(self, given: dict[str, Any]) -> None:
+        with pytest.raises(InvalidArgumentError, match="a list of names"):
+            TrajectoryCollector(2, **given)
+
+    def test_the_collector_takes_no_word_for_a_switch(self) -> None:
+        with pytest.raises(InvalidArgumentError, match="bootstrap_values is 'no'"):
+            TrajectoryCollector(2, bootstrap_values="no")  # type: ignore[arg-type]

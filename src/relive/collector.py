@@ -21,7 +21,7 @@ from relive.errors import (
     TimeLimitError,
     UnsupportedValueError,
 )
-from relive.options import check_count, checked_time_limit
+from relive.options import check_count, check_kind, checked_names, checked_time_limit
 from relive.part import TrajectoryPart
 from relive.trajectory import Trajectory
 
@@ -123,14 +123,16 @@ class TrajectoryCollector:
                 "at once"
             )
         self._max_episode_length = check_count("max_episode_length", max_episode_length, 0)
+        check_kind("bootstrap_values", bootstrap_values, bool)
+        check_kind("initial_flags", initial_flags, bool)
         plan = RolloutPlan(
             steps_per_epoch,
             num_epochs,
-            None if columns is None else tuple(columns),
+            None if columns is None else checked_names("columns", columns),
             bootstrap_values,
             initial_flags,
         )
-        self._assembly = Assembly(plan, split, join, max_open)
+        self._assembly = Assembly(plan, split, checked_names("join", join), max_open)
         self._stalls_at = monotonic() + self._stall_timeout_s  # at the earliest
         self._is_closed = False
         self._num_refused = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ __all__ = [
     "check_choice",
     "check_count",
     "check_kind",
+    "checked_names",
     "checked_path",
     "checked_stream",
     "checked_time_limit",
@@ -107,3 +108,18 @@ def checked_time_limit(name: str, seconds: Any) -> float:
             f"{threading.TIMEOUT_MAX:.0f}; give a large one to wait long"
         )
     return float(seconds)
+
+
+def checked_names(name: str, names: Any) -> tuple[str, ...]:
+    """Return a list of names as a tuple.
+
+    Raises:
+        InvalidArgumentError: It is a text, no list, or holds something that is no text.
+    """
+    is_list = isinstance(names, Iterable) and not isinstance(names, str)
+    listed: tuple[Any, ...] = tuple(names) if is_list else ()
+    if not is_list or not all(isinstance(one, str) for one in listed):
+        raise InvalidArgumentError(
+            f"{name} is {names!r}, but must be a list of names; put one name in brackets"
+        )
+    return listed

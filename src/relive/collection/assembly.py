@@ -324,7 +324,7 @@ def _checked_split(split: int | Iterable[int]) -> int | tuple[int, ...]:
 
 
 def _check_join(join: Sequence[str]) -> None:
-    if isinstance(join, str) or len(join) == 1 or len(set(join)) < len(join):
+    if len(join) == 1 or len(set(join)) < len(join):
         raise InvalidArgumentError(
             f"join is {join!r}, but must name at least two different groups, or none"
         )
