@@ -17,8 +17,8 @@ from relive import journal as journal_module
 from relive.index import Numbering
 from relive.index_file import IndexContents
 from relive.journal import Journal
+from relive.journal_replay import Replay, replay
 from relive.record import Record
-from relive.replay import Replay, replay
 from relive.spec import Schema
 
 LAYOUTS = [make_layout(2, name=f"c{n}") for n in range(3)]

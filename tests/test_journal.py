@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`relive.journal` and `relive.replay`: what is noted is what the next process finds."""
+"""`relive.journal` and `relive.journal_replay`: what is noted is what the next process finds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from relive.index import Numbering
 from relive.index_file import INDEX_NAME, IndexContents, read_index
 from relive.journal import Journal
 from relive.journal_lines import JOURNAL_NAME, decode_line, encode_line, read_lines
-from relive.replay import PREVIOUS_SUFFIX, replay
+from relive.journal_replay import PREVIOUS_SUFFIX, replay
 from relive.spec import ColumnSpec, Schema
 
 SCHEMAS = [Schema({name: ColumnSpec("float32")}) for name in ("a", "b")]

@@ -18,7 +18,7 @@ from relive.index import Numbering
 from relive.index_file import INDEX_NAME, IndexContents
 from relive.journal import Journal
 from relive.journal_lines import JOURNAL_NAME, decode_line
-from relive.replay import Replay, replay
+from relive.journal_replay import Replay, replay
 from relive.spec import ColumnSpec, Schema
 
 SCHEMA = Schema({"a": ColumnSpec("float32")})

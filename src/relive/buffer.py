@@ -17,6 +17,7 @@ from relive.checkpoint import (
     save_checkpoint,
     write_trajectories,
 )
+from relive.checkpoint_loading import restore_entries
 from relive.checkpoint_reading import read_checkpoint
 from relive.disk import Disk, Durability
 from relive.draws import Draws
@@ -33,6 +34,7 @@ from relive.forking import Forking
 from relive.format_set import FormatSet
 from relive.formats import Format
 from relive.index_file import METADATA_NAME, IndexContents, read_metadata
+from relive.journal_replay import Replay
 from relive.lifetime import close_at_exit, leave_alone, watch_forks
 from relive.limits import Limits
 from relive.options import (
@@ -46,8 +48,6 @@ from relive.options import (
 from relive.randomness import (
     checked_seed,
 )
-from relive.replay import Replay
-from relive.restoring import restore_entries
 from relive.samplers import Sampler, Uniform
 from relive.sharding import shard_bounds
 from relive.snapshot import take_snapshot

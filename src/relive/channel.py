@@ -2,8 +2,9 @@
 """`Channel`: a bounded queue between the threads and tasks of one process.
 
 Everything happens under one lock that is never held while waiting. Who must wait leaves a
-call-back in the queue of its side (`relive.waiting`) and, called back, tries again. So an item
-is either in the channel or with exactly one taker, whoever is cancelled, interrupted or late.
+call-back in the queue of its side (`relive.channel_waiting`) and, called back, tries again. So
+an item is either in the channel or with exactly one taker, whoever is cancelled, interrupted or
+late.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
 
+from relive.channel_waiting import Side, Turn, Wake, complete, wake_task, wake_thread
 from relive.errors import ClosedError, TimeLimitError, UnsupportedValueError
 from relive.options import check_count, checked_time_limit
-from relive.waiting import Side, Turn, Wake, complete, wake_task, wake_thread
 
 if TYPE_CHECKING:
     import asyncio

@@ -27,8 +27,8 @@ from relive.format_set import FormatSet
 from relive.index import Numbering
 from relive.index_file import INDEX_NAME, METADATA_NAME, read_index, read_metadata
 from relive.journal_lines import JOURNAL_NAME
+from relive.journal_replay import replay
 from relive.record import Record
-from relive.replay import replay
 from relive.spec import Schema
 from relive.warning import warn
 

@@ -28,9 +28,9 @@ from relive.format_set import FormatSet
 from relive.index import Numbering
 from relive.index_file import INDEX_NAME, METADATA_NAME
 from relive.journal_lines import JOURNAL_NAME
+from relive.journal_replay import PREVIOUS_SUFFIX, Replay, replay
 from relive.locks import LOCK_NAME, FolderLock
 from relive.record import Record
-from relive.replay import PREVIOUS_SUFFIX, Replay, replay
 from relive.warning import warn
 
 __all__ = [

@@ -29,9 +29,9 @@ from relive.index_file import (
     write_index,
 )
 from relive.journal_lines import JOURNAL_NAME, encode_line
+from relive.journal_replay import PREVIOUS_SUFFIX, Replay
 from relive.record import Record
 from relive.record_json import LayoutTable, record_to_json
-from relive.replay import PREVIOUS_SUFFIX, Replay
 from relive.spec import Schema
 
 __all__ = ["Journal"]
