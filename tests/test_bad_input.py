@@ -89,6 +89,7 @@ class TestConstructor:
             ({"auto_save_path": 3}, "auto_save_path is 3"),
             ({"auto_save_path": None}, "auto_save_path is None"),
             ({"auto_save_path": b"/x"}, "auto_save_path is b'/x'"),
+            ({"auto_save": False}, "auto_save_path is 'store', but without auto_save nothing"),
             ({"trajectory_format": "npz"}, r"trajectory_format.*npz.*pt"),
             ({"trajectory_format": ""}, "trajectory_format"),
             ({"trajectory_format": None}, "trajectory_format is None"),

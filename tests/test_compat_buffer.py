@@ -209,6 +209,13 @@ class TestBuffer:
         with pytest.raises(InvalidArgumentError, match="auto_save_path is empty"):
             TrajectoryReplayBuffer(auto_save=True, auto_save_path=None)
 
+    def test_the_path_is_of_no_account_in_memory(self, tmp_path: Path) -> None:
+        with TrajectoryReplayBuffer(auto_save_path=str(tmp_path / "live")) as buffer:
+            assert buffer.auto_save_path is None
+        assert not (tmp_path / "live").exists()
+        with pytest.raises(InvalidArgumentError, match="give auto_save=True"):
+            relive.TrajectoryReplayBuffer(auto_save_path=str(tmp_path / "live"))
+
     def test_rank_and_world_are_ignored_unless_distributed(self, tmp_path: Path) -> None:
         path = DATA / "v0.3.0" / "pt_autosave_false"
         buffer = TrajectoryReplayBuffer()

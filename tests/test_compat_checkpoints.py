@@ -44,9 +44,8 @@ class TestRealCheckpoints:
     def test_loads_with_the_values_of_the_readme(
         self, path: Path, kind: type[AnyBuffer], auto_save: bool, tmp_path: Path
     ) -> None:
-        with kind(
-            auto_save=auto_save, auto_save_path=tmp_path / "store", enable_cache=not auto_save
-        ) as buffer:
+        store = tmp_path / "store" if auto_save else ""
+        with kind(auto_save=auto_save, auto_save_path=store, enable_cache=not auto_save) as buffer:
             buffer.load_checkpoint(path)
             assert (buffer.size, buffer.total_samples, buffer.trajectory_counter) == (3, 28, 3)
             for number in range(3):

@@ -191,7 +191,7 @@ class Ours:
         store = folder / f"{self}-live"
         with relive.TrajectoryReplayBuffer(
             auto_save=self.auto_save,
-            auto_save_path=str(store),
+            auto_save_path=str(store) if self.auto_save else "",
             trajectory_format=self.trajectory_format,
             sample_window_size=self.window,
             limits=relive.Limits(max_trajectories=self.max_trajectories),

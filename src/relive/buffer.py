@@ -110,7 +110,7 @@ class TrajectoryReplayBuffer(BufferReader):
             sample_window_size: How many of the newest trajectories may be drawn; 0 = all.
                 Without `auto_save` also how many are remembered.
             auto_save: Whether trajectories are stored in `auto_save_path` as they are added.
-            auto_save_path: The folder; used with `auto_save` only.
+            auto_save_path: The folder; only with `auto_save`.
             trajectory_format: Name of the format to write, "pt" or "pkl", or a format object.
             sampler: Decides which rows make a batch; default `samplers.Uniform()`.
             columns: The columns trajectories have; default those of the first one.
@@ -126,8 +126,8 @@ class TrajectoryReplayBuffer(BufferReader):
             break_lock: Whether to take over a lock whose writer, on another host, is known dead.
 
         Raises:
-            InvalidArgumentError: An argument is out of range or unknown, or `auto_save` lacks a
-                path.
+            InvalidArgumentError: An argument is out of range or unknown, `auto_save` lacks a path,
+                or a path lacks `auto_save`.
             StoreExistsError: `auto_save_path` is a file, or holds what `if_exists` refuses.
             StoreLockedError: Another writer has the folder.
             StorageError: The folder cannot be made or written.
@@ -150,6 +150,11 @@ class TrajectoryReplayBuffer(BufferReader):
         limits = limits or Limits()
         self.auto_save = auto_save
         """Whether trajectories are stored as they are added."""
+        if auto_save_path and not auto_save:
+            raise InvalidArgumentError(
+                f"auto_save_path is {auto_save_path!r}, but without auto_save nothing is stored "
+                "there; give auto_save=True, or leave the path out"
+            )
         folder = checked_path("auto_save_path", auto_save_path) if auto_save else None
         self.auto_save_path = os.fspath(auto_save_path) if auto_save else None
         """The folder, or None."""

@@ -67,7 +67,7 @@ class TrajectoryReplayBuffer(relive.buffer.TrajectoryReplayBuffer):
             cache_size: Likewise.
             sample_window_size: Likewise.
             auto_save: Likewise.
-            auto_save_path: The folder; None, too, without `auto_save`.
+            auto_save_path: The folder; of no account without `auto_save`, None too.
             trajectory_format: As in relive.
             sampler: Likewise.
             columns: Likewise.
@@ -95,7 +95,7 @@ class TrajectoryReplayBuffer(relive.buffer.TrajectoryReplayBuffer):
             cache_size,
             sample_window_size,
             auto_save,
-            "" if auto_save_path is None else auto_save_path,
+            (auto_save_path or "") if auto_save else "",
             trajectory_format,
             sampler=sampler,
             columns=columns,
