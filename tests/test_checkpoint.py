@@ -665,8 +665,11 @@ class TestFailingLoads:
 
             with monkeypatch.context() as patch:
                 patch.setattr(files, "rename", fail)
-                with pytest.raises(StorageWriteError, match="loaded index"):
+                with pytest.raises(StorageWriteError, match=r"loaded index.*in their places"):
                     buffer.load_checkpoint(tmp_path / "checkpoint")
+                for read in (lambda: buffer.sample(64), lambda: buffer.trajectory(1)):
+                    with pytest.raises(StorageWriteError, match=r"make room .* flush\(\)"):
+                        read()  # where 1 is to lie the other 1 still lies
                 with pytest.raises(StorageWriteError, match="loaded index"):
                     buffer.flush()
             buffer.flush()

@@ -116,6 +116,7 @@ class BufferReader:
             ColumnMismatchError: There is no such column.
             UnsupportedValueError: NumPy has no type for a column.
             MissingFileError: The file of a trajectory is gone.
+            StorageWriteError: The last load could not move its files into place.
             StorageError: The disk cannot read it.
             CorruptFileError: The file of a trajectory is damaged.
             ClosedError: The buffer is closed.
@@ -178,6 +179,7 @@ class BufferReader:
             EvictedError: A row is no longer there.
             ColumnMismatchError: There is no such column.
             MissingFileError: The file of a trajectory is gone.
+            StorageWriteError: The last load could not move its files into place.
             StorageError: The disk cannot read it.
             CorruptFileError: The file of a trajectory is damaged.
             ClosedError: The buffer is closed.
@@ -205,6 +207,7 @@ class BufferReader:
             InvalidArgumentError: `trajectory_id` is no integer of at least 0.
             EvictedError: It is no longer there.
             MissingFileError: Its file is gone.
+            StorageWriteError: The last load could not move its files into place.
             StorageError: The disk cannot read it.
             CorruptFileError: Its file is damaged.
             UnsupportedValueError: NumPy has no type for a column.

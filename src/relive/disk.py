@@ -77,6 +77,7 @@ class Disk:
         self._unsynced_bytes = 0
         self._unsynced_since = 0.0
         self._is_exported = False
+        self._is_in_place = True
         self._next_export_at = 0.0
         self._is_closed = False
         self._writer.start()
@@ -90,6 +91,19 @@ class Disk:
     def pending_bytes(self) -> int:
         """Bytes of columns waiting to be written."""
         return self._writer.pending_bytes
+
+    def check_in_place(self) -> None:
+        """Refuse to read files while another trajectory's may lie in the place of one loaded.
+
+        Raises:
+            StorageWriteError: The last load could not move all files into place.
+        """
+        if not self._is_in_place:
+            raise StorageWriteError(
+                f"the files that the last load brought into {str(self.folder)!r} are not all in "
+                "their places, but rows are read from there; make room on the disk and call flush()",
+                path=str(self.folder),
+            )
 
     def raise_failure_or_retry(self) -> None:
         """Raise what the writer met and nobody was told; what was told is tried again.
@@ -223,7 +237,7 @@ class Disk:
             incoming: Folder inside the store with the files of the others.
             on_noted: Called in the writer's thread once the index says so. From then on there is
                 no way back: a file that cannot be moved into place is tried again, as a
-                trajectory that cannot be written is.
+                trajectory that cannot be written is, and until then nothing can be read.
 
         Raises:
             StorageWriteError: Something queued before could not be written, or a file could not
@@ -241,7 +255,9 @@ class Disk:
             leaving.extend(record for record in present if record.trajectory_id not in stays)
             order = [record.trajectory_id for record in records]
             self._journal.load(loaded, kept, order, numbering, schema, incoming.name)
-            self._writer.submit(Job("the loaded index", move))
+            self._is_in_place = False
+            until_then = "all is loaded, but can be read only when its files are in their places"
+            self._writer.submit(Job("the loaded index", move, until_then=until_then))
             on_noted()  # after it, for limits may remove files that are still to be moved
 
         def move() -> None:
@@ -250,6 +266,7 @@ class Disk:
                 leaving.clear()  # when tried again, others may stand in their places
             finish_moves(self.folder, self.formats, loaded, incoming.name)
             self._journal.mark_moved()
+            self._is_in_place = True
             self._is_exported = False
             self._export(is_closing=False)
 

@@ -121,10 +121,13 @@ class StoreReader:
 
         Raises:
             ClosedError: The store is closed.
+            StorageWriteError: The last load could not move its files into place.
         """
         with self.lock:
             self._wait_for(lambda: not self._is_replacing, "a load or close() to end")
             self._check_open()
+            if self.disk is not None:
+                self.disk.check_in_place()
             lease = self._leases.begin()
             view = View(self.index.window(size), self.schema)
         try:

@@ -35,6 +35,8 @@ class Job:
     """The trajectory that it stores, if any."""
     size_bytes: int = 0
     """Bytes that stay in memory until it is done."""
+    until_then: str = "what was added stays in memory"
+    """Says in an error how things stand until it succeeds."""
 
 
 class Writer:
@@ -271,8 +273,8 @@ def _failure_of(job: Job) -> StorageWriteError | None:
     except Exception as error:
         number = error.errno if isinstance(error, OSError) else None
         failure = StorageWriteError(
-            f"{job.what} could not be written: {error}; what was added stays in memory and is "
-            "tried again by the next flush() or add_trajectories()",
+            f"{job.what} could not be written: {error}; {job.until_then}, and it is tried again by "
+            "the next flush() or add_trajectories()",
             errno=number,
             path=str(getattr(error, "filename", "") or ""),
             trajectory_id=job.trajectory_id,
