@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ MAX_CALLS = 200
 """And how many calls it makes at most."""
 JOURNAL_BLOCK = 100
 """How many adds are timed, after all those before."""
+FOLDED_TRAJECTORIES = 5_000
+"""How many records each fold writes."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,39 @@ def journal(session: Session) -> list[Case]:
     return _merged(cases)
 
 
+def fold(session: Session) -> list[Case]:
+    """Sampling beside a journal that is folded again and again, and beside one at rest."""
+    num = 256
+    (peer,) = session.peers
+    folder = _folder(session, peer)
+    options: dict[str, Any] = {"auto_save": True, "enable_cache": True, "window": 5}
+    peer.call("open", {"workload": "tiny", "folder": str(folder), **options})
+    for _ in range(FOLDED_TRAJECTORIES // JOURNAL_BLOCK):
+        _add_block(peer)
+    peer.call("settle")
+    calls: dict[str, list[Sequence[float]]] = {"at rest": [], "beside a fold": []}
+    for _ in range(session.rounds):
+        for name, seconds in calls.items():
+            if name != "at rest":
+                peer.call("begin_folds")
+            timing = peer.call("sample", {"num": num}, budget_s=TURN_S, max_calls=MAX_CALLS)
+            seconds.append(timing.seconds)
+            if name != "at rest":
+                folds = peer.call("end_folds").value
+                session.note(f"fold: {folds} folds of {FOLDED_TRAJECTORIES:,} records in a round")
+    _close_all(session)
+    for name, rounds in calls.items():
+        each = sorted(call * 1e3 for seconds in rounds for call in seconds)
+        session.note(
+            f"fold: a sample {name} takes {statistics.median(each):.2f} ms, 99 of 100 at most "
+            f"{each[-1 - len(each) // 100]:.2f} ms, the longest of {len(each)} {each[-1]:.2f} ms"
+        )
+    return [
+        Case("fold", f"tiny rows, n={num}, {name}", num, (session.measured(peer, rounds),))
+        for name, rounds in calls.items()
+    ]
+
+
 def _add_block(peer: Peer) -> tuple[Sequence[float], float | None]:
     """Add a block of trajectories.
 
@@ -249,5 +285,6 @@ BENCHMARKS = {
     "cached": Benchmark(cached, ("relive", "rlinf", "floor")),
     "add": Benchmark(add, ("relive", "rlinf", "floor")),
     "journal": Benchmark(journal, ("relive", "rlinf")),
+    "fold": Benchmark(fold, ("relive",)),
 }
 """Every benchmark by the name it has on the command line."""

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import torch
 
 import relive
 from protocol import serve
+from relive import disk as relive_disk
 from workloads import WORKLOADS
 
 
@@ -56,6 +59,29 @@ class Adapter:
     def sample(self, num: int) -> int:
         """Draw one batch."""
         return len(self.buffer.sample(num)["rewards"])
+
+    def begin_folds(self) -> None:
+        """Fold the journal again and again in the writer's thread, until `end_folds`."""
+        self.must_stop = threading.Event()
+        self.num_folds = 0
+
+        def fold() -> None:
+            disk = self.buffer._store.disk
+            assert disk is not None
+            while not self.must_stop.is_set():
+                disk.run_now(
+                    "a fold", lambda: disk._journal._fold(lambda: time.sleep(relive_disk._YIELD_S))
+                )
+                self.num_folds += 1
+
+        self.folding = threading.Thread(target=fold)
+        self.folding.start()
+
+    def end_folds(self) -> int:
+        """Stop folding; return how many folds there were."""
+        self.must_stop.set()
+        self.folding.join()
+        return self.num_folds
 
     def close(self) -> None:
         """End the buffer."""
