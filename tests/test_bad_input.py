@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from buffers import open_buffer
 from relive import Columns, Limits, TrajectoryReplayBuffer
 from relive.errors import (
     ClosedError,
@@ -29,17 +30,9 @@ from relive.errors import (
 )
 from trajectories import check_rows, make_checkpoint, same_trajectory, traj, trajectory_files
 
-KINDS = ["memory", "pt", "pkl"]
+KINDS = ["memory", "pt", "pkl", "memmap"]
 
 NO_INTEGERS = [0, -1, True, 1.0, 1.5, "1", None, [1], np.float32(1), float("nan")]
-
-
-def open_buffer(kind: str, folder: Path, **options: Any) -> TrajectoryReplayBuffer:
-    if kind == "memory":
-        return TrajectoryReplayBuffer(**options)
-    return TrajectoryReplayBuffer(
-        auto_save=True, auto_save_path=folder / "store", trajectory_format=kind, **options
-    )
 
 
 def with_three(kind: str, folder: Path, **options: Any) -> TrajectoryReplayBuffer:
@@ -166,13 +159,13 @@ def wrong_calls() -> list[Any]:
         ("trajectory -1", lambda b: b.trajectory(-1), invalid, "trajectory_id is -1"),
         ("trajectory 0.0", lambda b: b.trajectory(0.0), invalid, "trajectory_id is 0.0"),
         ("delete", lambda b: b.delete([0, 3]), evicted, "trajectory 3"),
-        ("delete one", lambda b: b.delete(0), invalid, "trajectory_ids is 0"),
-        ("delete word", lambda b: b.delete("0"), invalid, "'0'"),
+        ("delete one", lambda b: b.delete(0), invalid, "0, but must be a list of trajectory ids"),
+        ("delete word", lambda b: b.delete("0"), invalid, "'0', but must be a list"),
         ("delete bool", lambda b: b.delete([True]), invalid, "True"),
         ("add one", lambda b: b.add_trajectories(traj(3)), invalid, "brackets"),
-        ("add None", lambda b: b.add_trajectories(None), invalid, "NoneType"),
+        ("add None", lambda b: b.add_trajectories(None), invalid, "None, but must be a list"),
         ("add dict", lambda b: b.add_trajectories([{}]), UnsupportedValueError, "dict"),
-        ("add names", lambda b: b.add_trajectories("ab"), UnsupportedValueError, "str"),
+        ("add names", lambda b: b.add_trajectories("ab"), invalid, "'ab', but must be a list"),
         ("flush", lambda b: b.flush(-1), invalid, "timeout_s is -1"),
         ("flush word", lambda b: b.flush("1"), invalid, "timeout_s is '1'"),
         ("flush nan", lambda b: b.flush(float("nan")), invalid, "timeout_s is nan"),
@@ -350,7 +343,13 @@ def damages() -> list[Any]:
             "another index",
             change_json(INDEX, "relive", "journal_bytes", to=7),
             corrupt,
-            "not the index",
+            "is another index",
+        ),
+        (
+            "a forged row shape",
+            change_json(INDEX, "relive", "schema", "columns", "rewards", "row_shape", to=[10**9]),
+            corrupt,
+            r"the schema has float32 \[10+\] as 'rewards', but .*; restore it from a copy",
         ),
         (
             "a later version",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import threading
 import tracemalloc
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from buffers import open_buffer
 from relive import Columns, ColumnSpec, Limits, Trajectory, TrajectoryReplayBuffer, files
 from relive.disk import Disk
 from relive.errors import (
@@ -25,15 +27,7 @@ from relive.errors import (
 )
 from trajectories import address_of, check_rows, same_trajectory, traj, trajectory_files
 
-KINDS = ["memory", "pt", "pkl"]
-
-
-def open_buffer(kind: str, folder: Path, **options: Any) -> TrajectoryReplayBuffer:
-    if kind == "memory":
-        return TrajectoryReplayBuffer(**options)
-    return TrajectoryReplayBuffer(
-        auto_save=True, auto_save_path=folder / "store", trajectory_format=kind, **options
-    )
+KINDS = ["memory", "pt", "pkl", "memmap"]
 
 
 def without(name: str) -> Trajectory:
@@ -48,6 +42,23 @@ def changed(name: str, value: Any) -> Trajectory:
     return bad
 
 
+def observed(name: str, value: Any) -> Trajectory:
+    bad = traj(9)
+    bad.curr_obs[name] = value
+    return bad
+
+
+def boxes_of(kind: type) -> Any:
+    """Return from 0 to 5 boxes for each step and env, as an array of objects or as lists."""
+    boxes = [[np.zeros(((3 * t + b) % 6, 4)) for b in range(3)] for t in range(4)]
+    if kind is list:
+        return boxes
+    array = np.empty((4, 3), object)
+    for t, b in np.ndindex(4, 3):
+        array[t, b] = boxes[t][b]
+    return array
+
+
 def broken() -> list[tuple[str, Callable[[], Any], type[ReplayError], str]]:
     """Return what no buffer may take after `traj(0)`: name, trajectory, error, what it says."""
     mismatch, unsupported = ColumnMismatchError, UnsupportedValueError
@@ -58,6 +69,14 @@ def broken() -> list[tuple[str, Callable[[], Any], type[ReplayError], str]]:
         ("a column more", lambda: changed("versions", np.zeros((4, 3))), mismatch, "extra: vers"),
         ("another type", lambda: changed("rewards", np.zeros((4, 3))), mismatch, "float64"),
         ("another row", lambda: changed("actions", np.zeros((4, 3, 3))), mismatch, r"\[3\]"),
+        (
+            "another image size",
+            lambda: observed("camera", {"pixels": np.zeros((4, 3, 6), "u1")}),
+            mismatch,
+            r"curr_obs/camera/pixels is uint8 \[6\]",
+        ),
+        ("boxes", lambda: observed("boxes", boxes_of(object)), unsupported, "curr_obs/boxes"),
+        ("listed boxes", lambda: observed("boxes", boxes_of(list)), unsupported, "curr_obs/boxes"),
         (
             "another T",
             lambda: changed("rewards", np.zeros((5, 3), "f4")),
@@ -137,16 +156,16 @@ class TestCopies:
     def test_the_caller_may_reuse_his_arrays_at_once(self, kind: str, tmp_path: Path) -> None:
         """Buffers that kept references held the latest values in every trajectory."""
         with open_buffer(kind, tmp_path, sample_window_size=0, cache_size=0) as buffer:
-            reused = traj(0, T=64, B=8)
-            address = np.arange(64)[:, None] * 1_000 + np.arange(8)
-            for k in range(20):
+            reused = traj(0, T=64, B=64)
+            address = np.arange(64)[:, None] * 1_000 + np.arange(64)
+            for k in range(60):
                 reused.curr_obs["id"][...] = 1_000_000 * k + address
                 reused.next_obs["id"][...] = reused.curr_obs["id"] + 1_000
                 buffer.add_trajectories([reused])
                 reused.next_obs["id"][...] = 0
                 reused.curr_obs["id"] += 5
             buffer.flush()
-            for k in range(20):
+            for k in range(60):
                 stored = buffer.trajectory(k)
                 np.testing.assert_array_equal(
                     np.asarray(stored.next_obs["id"]), 1_000_000 * k + 1_000 + address
@@ -259,7 +278,7 @@ class TestDeclaredColumns:
 class TestWeightsIds:
     """RLinf lost a trajectory whose weights id had a slash in it, without an error."""
 
-    @pytest.mark.parametrize("kind", ["pt", "pkl"])
+    @pytest.mark.parametrize("kind", ["pt", "pkl", "memmap"])
     def test_any_text_works_and_files_stay_in_the_folder(self, kind: str, tmp_path: Path) -> None:
         weights_ids = [
             *("a/b", "", "x" * 300, "../up", "/etc/passwd", "..", "Gewicht ü 重", "a\\b", "%2F"),
@@ -290,30 +309,39 @@ class TestLimits:
     @pytest.mark.parametrize("kind", ["memory", "pt"])
     def test_rows_stay_bounded_as_episodes_get_longer(self, kind: str, tmp_path: Path) -> None:
         """A bound that counts trajectories lets memory grow as episodes get longer."""
-        limits = Limits(max_samples=100)
+        limits = Limits(max_samples=1000)
         with open_buffer(kind, tmp_path, limits=limits, sample_window_size=0) as buffer:
-            for k, T in enumerate([1] * 120 + [20] * 20):
+            for k, T in enumerate([10] * 101 + [200] * 20):
                 buffer.add_trajectories([traj(k, T=T, B=1)])
-                assert buffer.total_samples <= 100
+                assert buffer.total_samples <= 1000
                 assert same_trajectory(buffer.trajectory(k), traj(k, T=T, B=1))
-            assert len(buffer) == 5
-            with pytest.raises(LimitExceededError, match="101 samples"):
-                buffer.add_trajectories([traj(140, T=101, B=1)])
-            assert (len(buffer), buffer.trajectory_counter) == (5, 140)
-            assert set(address_of(buffer.sample(300))[0].tolist()) == set(range(135, 140))
+                if k in (99, 100):
+                    assert (len(buffer), buffer.total_samples) == (100, 1000)
+            assert (len(buffer), buffer.total_samples) == (5, 1000)
+            with pytest.raises(LimitExceededError, match="1002 samples"):
+                buffer.add_trajectories([traj(121, T=501, B=2)])
+            assert (len(buffer), buffer.trajectory_counter) == (5, 121)
+            assert set(address_of(buffer.sample(300))[0].tolist()) == set(range(116, 121))
 
-    def test_bytes_are_bounded_likewise(self, tmp_path: Path) -> None:
-        one = Trajectory(rewards=np.zeros((10, 10)))
-        limits = Limits(max_bytes=2_000)
-        with open_buffer("pt", tmp_path, limits=limits, sample_window_size=0) as buffer:
-            for _ in range(5):
-                buffer.add_trajectories([one])
-                assert buffer.get_stats()["size_bytes"] <= 2_000
-            assert len(buffer) == 2
-            with pytest.raises(LimitExceededError, match="max_bytes is 2000"):
-                buffer.add_trajectories([Trajectory(rewards=np.zeros((10, 30)))])
+    @pytest.mark.parametrize("kind", ["memory", "pt"])
+    def test_bytes_are_bounded_likewise(self, kind: str, tmp_path: Path) -> None:
+        limits = Limits(max_bytes=8_000)
+        with open_buffer(kind, tmp_path, limits=limits, sample_window_size=0) as buffer:
+            for n, T in enumerate([10] * 101 + [200] * 20):
+                rewards = np.full((T, 1), float(n))
+                buffer.add_trajectories([Trajectory(rewards=rewards)])
+                assert buffer.get_stats()["size_bytes"] <= 8_000
+                assert buffer.trajectory(n).rewards.tolist() == rewards.tolist()
+                if n in (99, 100):
+                    assert (len(buffer), buffer.get_stats()["size_bytes"]) == (100, 8_000)
+            assert (len(buffer), buffer.get_stats()["size_bytes"]) == (5, 8_000)
+            with pytest.raises(LimitExceededError, match="max_bytes is 8000"):
+                buffer.add_trajectories([Trajectory(rewards=np.zeros((501, 2)))])
+            assert (len(buffer), buffer.trajectory_counter) == (5, 121)
+        if kind == "pt":
+            assert trajectory_files(tmp_path / "store") == list(range(116, 121))
 
-    @pytest.mark.parametrize("kind", ["pt", "pkl"])
+    @pytest.mark.parametrize("kind", ["pt", "pkl", "memmap"])
     def test_files_of_evicted_trajectories_are_removed(self, kind: str, tmp_path: Path) -> None:
         """RLinf never removed a file: thirty trajectories left thirty, for a window of two."""
         limits = Limits(max_trajectories=2)
@@ -329,15 +357,20 @@ class TestLimits:
                 buffer.trajectory(27)
             assert raised.value.ids == (27,)
         assert trajectory_files(tmp_path / "store") == [28, 29]
+        index = json.loads((tmp_path / "store" / "trajectory_index.json").read_text())
+        assert list(index["trajectory_index"]) == ["28", "29"]
         with open_buffer(kind, tmp_path, if_exists="resume") as buffer:
             assert (len(buffer), buffer.trajectory_counter) == (2, 30)
 
-    def test_without_limits_all_are_kept(self, tmp_path: Path) -> None:
-        with open_buffer("pt", tmp_path, sample_window_size=2) as buffer:
+    @pytest.mark.parametrize("kind", ["pt", "pkl", "memmap"])
+    def test_without_limits_all_are_kept(self, kind: str, tmp_path: Path) -> None:
+        with open_buffer(kind, tmp_path, sample_window_size=2) as buffer:
             buffer.add_trajectories([traj(k) for k in range(30)])
             buffer.flush()
             assert trajectory_files(tmp_path / "store") == list(range(30))
             assert len(buffer) == 30
+        index = json.loads((tmp_path / "store" / "trajectory_index.json").read_text())
+        assert list(index["trajectory_index"]) == [str(k) for k in range(30)]
 
     def test_an_evicted_trajectory_stays_readable_for_a_running_sample(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

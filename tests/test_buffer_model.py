@@ -310,7 +310,7 @@ class BufferMachine(RuleBasedStateMachine):
             check_rows(batch, info, {entry.trajectory_id: entry.k for entry in entries})
 
     @precondition(lambda self: self.kind != "memory")
-    @rule(kind=st.sampled_from(["pt", "pkl"]))
+    @rule(kind=st.sampled_from(["pt", "pkl", "memmap"]))
     def close_and_resume(self, kind: str) -> None:
         state = self.buffer.state_dict()
         self.buffer.close()

@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from buffers import open_buffer
 from relive import Columns, Limits, Trajectory, TrajectoryReplayBuffer
 from relive.errors import (
     ColumnMismatchError,
@@ -23,20 +25,21 @@ from relive.errors import (
     InvalidArgumentError,
     UnsupportedValueError,
 )
-from trajectories import address_of, check_rows, traj
+from trajectories import address_of, check_rows, same_trajectory, traj
 
-KINDS = ["memory", "pt", "pkl"]
+KINDS = ["memory", "pt", "pkl", "memmap"]
 
 # chi-square is below these with probability 0.999 (1 - 1e-3), by degrees of freedom
 CHI_SQUARE_999 = {11: 31.26, 23: 49.73, 35: 66.62}
 
 
-def open_buffer(kind: str, folder: Path, **options: Any) -> TrajectoryReplayBuffer:
-    if kind == "memory":
-        return TrajectoryReplayBuffer(**options)
-    return TrajectoryReplayBuffer(
-        auto_save=True, auto_save_path=folder / "store", trajectory_format=kind, **options
-    )
+def leaves(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Return the columns of a batch by their full names."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        is_dict = isinstance(value, dict)
+        found |= leaves(value, f"{path}{name}/") if is_dict else {f"{path}{name}": value}
+    return found
 
 
 def drawn(buffer: TrajectoryReplayBuffer, num: int = 50) -> list[int]:
@@ -60,7 +63,8 @@ class TestCounts:
         buffer = TrajectoryReplayBuffer(sample_window_size=1)
         buffer.add_trajectories([traj(0, T=4, B=4)])
         assert (len(buffer), buffer.size, buffer.total_samples) == (1, 1, 16)
-        assert len(set(drawn(buffer, 16))) >= 8
+        distinct = [len(set(drawn(buffer, 16))) for _ in range(100)]
+        assert 9.5 < np.mean(distinct) < 11.1  # 16 * (1 - (15 / 16) ** 16) = 10.3 are expected
         assert (buffer.is_ready(1), buffer.is_ready(2)) == (True, False)
 
     def test_an_empty_window_has_no_row_to_draw(self, tmp_path: Path) -> None:
@@ -71,6 +75,53 @@ class TestCounts:
             with pytest.raises(EvictedError):
                 buffer.gather([0])
             buffer.close()
+
+
+class TestFilledPart:
+    """Elsewhere rows came that nobody had written yet: black images, and empty slots."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("lengths", [[], [31] * 3, [31] * 3 + [1], [31] * 3 + [2]], ids=str)
+    def test_a_bound_in_rows_gives_only_rows_that_are_there(
+        self, kind: str, lengths: list[int], tmp_path: Path
+    ) -> None:
+        """Six rows of a hundred; then 99, 100, and 101, of which the first six have to go."""
+        limits = Limits(max_samples=100)
+        with open_buffer(kind, tmp_path, limits=limits, sample_window_size=0) as buffer:
+            shapes = self.add(buffer, lengths)
+            if sum(lengths) == 95:
+                del shapes[0]
+            self.check(buffer, shapes)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("num", [1, 4, 5, 6])
+    def test_a_window_gives_only_rows_of_its_trajectories(
+        self, kind: str, num: int, tmp_path: Path
+    ) -> None:
+        with open_buffer(kind, tmp_path, sample_window_size=5) as buffer:
+            shapes = self.add(buffer, range(1, num))
+            self.check(buffer, dict(list(shapes.items())[-5:]))
+
+    def add(
+        self, buffer: TrajectoryReplayBuffer, lengths: Iterable[int]
+    ) -> dict[int, tuple[int, int]]:
+        """Add a trajectory of 3 by 2, and others of these lengths; return their T and B."""
+        shapes = dict(enumerate([(3, 2), *((T, 1) for T in lengths)]))
+        for k, (T, B) in shapes.items():
+            one = traj(k, T, B)
+            for observation in (one.curr_obs, one.next_obs):
+                observation["image"] = np.full((T, B, 4, 4, 3), 200, np.uint8)
+            buffer.add_trajectories([one])
+        return shapes
+
+    def check(self, buffer: TrajectoryReplayBuffer, shapes: dict[int, tuple[int, int]]) -> None:
+        batch = buffer.sample(2000)
+        check_rows(batch)
+        assert bool((batch["curr_obs"]["image"] == 200).all())
+        assert bool((batch["next_obs"]["image"] == 200).all())
+        seen = set(zip(*(part.tolist() for part in address_of(batch)), strict=True))
+        there = {(k, t, b) for k, (T, B) in shapes.items() for t in range(T) for b in range(B)}
+        assert seen == there
 
 
 class TestStructure:
@@ -96,24 +147,44 @@ class TestStructure:
         assert batch["rewards"].shape == (5,)
         assert buffer.trajectory(0).extras["note"] == "kept with the trajectory"
 
-    def test_adding_one_by_one_or_at_once_comes_to_the_same(self) -> None:
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("cuts", [[0, 1, 2, 3], [0, 2, 3], [0, 1, 3]], ids=str)
+    def test_adding_one_by_one_or_at_once_comes_to_the_same(
+        self, kind: str, cuts: list[int], tmp_path: Path
+    ) -> None:
         """Elsewhere one by one and as a list gave samples of different shapes."""
-        one_by_one, at_once = TrajectoryReplayBuffer(seed=5), TrajectoryReplayBuffer(seed=5)
         made = [traj(0, T=3, B=1), traj(1, T=2, B=4), traj(2, T=1, B=1)]
-        ids = [buffer_id for one in made for buffer_id in one_by_one.add_trajectories([one])]
-        assert at_once.add_trajectories(made) == ids == [0, 1, 2]
-        first, second = one_by_one.sample(64), at_once.sample(64)
-        check_rows(first)
-        assert torch.equal(first["curr_obs"]["id"], second["curr_obs"]["id"])
+        options: dict[str, Any] = {"seed": 5, "cache_size": 1}
+        with (
+            open_buffer(kind, tmp_path / "in portions", **options) as in_portions,
+            open_buffer(kind, tmp_path / "at once", **options) as at_once,
+        ):
+            ids = [
+                trajectory_id
+                for start, stop in pairwise(cuts)
+                for trajectory_id in in_portions.add_trajectories(made[start:stop])
+            ]
+            assert at_once.add_trajectories(made) == ids == [0, 1, 2]
+            for buffer in (in_portions, at_once):
+                buffer.flush()
+            first, info = in_portions.sample(64, return_info=True)
+            second, other_info = at_once.sample(64, return_info=True)
+            check_rows(first, info, {0: 0, 1: 1, 2: 2})
+            np.testing.assert_array_equal(info.row_ids, other_info.row_ids)
+            assert list(leaves(first)) == list(leaves(second))
+            for name, column in leaves(first).items():
+                assert torch.equal(column, leaves(second)[name]), name
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_t_and_b_of_one_are_kept_as_axes(self, kind: str, tmp_path: Path) -> None:
         with open_buffer(kind, tmp_path, cache_size=0) as buffer:
             buffer.add_trajectories([traj(0, T=1, B=1)])
             buffer.flush()
-            assert buffer.trajectory(0).rewards.shape == (1, 1)
-            assert buffer.trajectory(0).actions.shape == (1, 1, 2)
-            assert buffer.sample(3)["rewards"].shape == (3,)
+            whole, batch = buffer.trajectory(0), buffer.sample(3)
+            assert (whole.rewards.shape, whole.actions.shape) == ((1, 1), (1, 1, 2))
+            assert (whole.dones.shape, whole.curr_obs["id"].shape) == ((1, 1), (1, 1))
+            assert (batch["rewards"].shape, batch["actions"].shape) == ((3,), (3, 2))
+            assert (batch["dones"].shape, batch["curr_obs"]["id"].shape) == ((3,), (3,))
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("cache_size", [0, 5])
@@ -157,10 +228,17 @@ class TestElementTypes:
             buffer.add_trajectories([trajectory])
             buffer.flush()
             self.check(buffer, columns)
-            buffer.save_checkpoint(tmp_path / "checkpoint")
+            buffer.save_checkpoint(tmp_path / "checkpoint" / "rank_0")
         with TrajectoryReplayBuffer() as other:
-            other.load_checkpoint(tmp_path / "checkpoint")
+            other.load_checkpoint(tmp_path / "checkpoint" / "rank_0")
             self.check(other, columns)
+        with TrajectoryReplayBuffer() as second:
+            second.add_trajectories([trajectory])
+            second.save_checkpoint(tmp_path / "checkpoint" / "rank_1")
+        with open_buffer(kind, tmp_path / "merged", cache_size=0) as merged:
+            merged.load_checkpoint(tmp_path / "checkpoint")
+            assert (len(merged), merged.total_samples) == (2, 48)
+            self.check(merged, columns)
 
     @staticmethod
     def check(buffer: TrajectoryReplayBuffer, columns: dict[str, torch.Tensor]) -> None:
@@ -175,12 +253,36 @@ class TestElementTypes:
             assert stored.curr_obs[name].dtype == column.dtype
             assert torch.equal(stored.curr_obs[name].view(torch.uint8), column.view(torch.uint8))
 
-    def test_an_image_takes_its_own_bytes_on_disk(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("kind", ["pt", "pkl", "memmap"])
+    def test_an_image_takes_its_own_bytes_on_disk(self, kind: str, tmp_path: Path) -> None:
         images = torch.randint(0, 256, (8, 4, 3, 64, 64), dtype=torch.uint8)
-        with open_buffer("pt", tmp_path) as buffer:
+        with open_buffer(kind, tmp_path) as buffer:
             buffer.add_trajectories([Trajectory(curr_obs={"image": images})])
-        (file,) = (tmp_path / "store").glob("*.pt")
-        assert file.stat().st_size < 1.05 * 8 * 4 * 12_288
+            assert buffer.get_stats()["size_bytes"] == 8 * 4 * 12_288
+        (file,) = (tmp_path / "store").glob(f"*.{kind}")
+        assert 1 <= file.stat().st_size / (8 * 4 * 12_288) < 1.05
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_trajectories_of_any_length_take_their_own_bytes(
+        self, kind: str, tmp_path: Path
+    ) -> None:
+        """Elsewhere all had to be padded to the longest."""
+        lengths = [1, 7, 300]
+        with open_buffer(kind, tmp_path, cache_size=0) as buffer:
+            made = [traj(k, T=T, B=2, wide=True) for k, T in enumerate(lengths)]
+            assert buffer.add_trajectories(made) == [0, 1, 2]
+            row_bytes = buffer.get_stats()["size_bytes"] / sum(2 * T for T in lengths)
+            buffer.flush()
+            batch, info = buffer.sample(3000, return_info=True)
+            check_rows(batch, info, {0: 0, 1: 1, 2: 2})
+            assert set(info.trajectory_ids.tolist()) == {0, 1, 2}
+            for k, one in enumerate(made):
+                assert same_trajectory(buffer.trajectory(k), one)
+        if kind == "memory":
+            return
+        for k, T in enumerate(lengths):
+            (file,) = (tmp_path / "store").glob(f"trajectory_{k}_*.{kind}")
+            assert 0 <= file.stat().st_size - 2 * T * row_bytes < 10_000  # names, shapes, sums
 
     def test_framework_numpy_gives_arrays_and_refuses_what_numpy_has_not(self) -> None:
         buffer = TrajectoryReplayBuffer(framework="numpy")
@@ -462,6 +564,30 @@ class TestBatchMemory:
                 self.spoil(batch)
                 whole = buffer.trajectory(0)
                 self.spoil({"a": whole.rewards, "b": whole.curr_obs, "c": whole.dones})
+                buffer.flush()
+            check_rows(buffer.sample(30))
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("cache_size", [0, 5])
+    @pytest.mark.parametrize("framework", ["torch", "numpy"])
+    def test_rows_of_read_only_arrays_can_be_changed_in_place(
+        self, kind: str, cache_size: int, framework: str, tmp_path: Path
+    ) -> None:
+        """Arrays out of an object store or raw bytes are read-only; batches of them were too."""
+        one = traj(0, wide=True)
+        for column in leaves(vars(one)).values():
+            if isinstance(column, np.ndarray):
+                column.flags.writeable = False
+        with open_buffer(kind, tmp_path, cache_size=cache_size, framework=framework) as buffer:
+            buffer.add_trajectories([one])
+            for _ in range(2):  # while it waits to be written, and from its file
+                batch = buffer.sample(30)
+                check_rows(batch)
+                before = np.asarray(batch["rewards"]).copy()
+                batch["rewards"] += 1
+                batch["curr_obs"]["wide"] += 1
+                np.testing.assert_array_equal(batch["rewards"], before + 1)
+                assert same_trajectory(buffer.trajectory(0), traj(0, wide=True))
                 buffer.flush()
             check_rows(buffer.sample(30))
 

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 
+from buffers import open_buffer
 from relive import Limits, TrajectoryReplayBuffer, files
 from relive.errors import (
     ClosedError,
@@ -26,13 +27,7 @@ from relive.errors import (
 from relive.lifetime import leave_alone
 from trajectories import address_of, check_rows, same_trajectory, traj, trajectory_files
 
-KINDS = ["pt", "pkl"]
-
-
-def open_buffer(folder: Path, kind: str = "pt", **options: Any) -> TrajectoryReplayBuffer:
-    return TrajectoryReplayBuffer(
-        auto_save=True, auto_save_path=folder / "store", trajectory_format=kind, **options
-    )
+KINDS = ["pt", "pkl", "memmap"]
 
 
 class Disk:
@@ -69,7 +64,7 @@ class TestStoring:
     def test_a_flush_returns_when_all_is_in_files_and_in_the_index(
         self, kind: str, tmp_path: Path
     ) -> None:
-        with open_buffer(tmp_path, kind) as buffer:
+        with open_buffer(kind, tmp_path) as buffer:
             buffer.add_trajectories([traj(k) for k in range(5)])
             buffer.flush()
             assert trajectory_files(tmp_path / "store") == list(range(5))
@@ -80,7 +75,7 @@ class TestStoring:
             assert buffer.get_stats()["pending_trajectories"] == 0
 
     def test_the_json_files_are_complete_after_closing(self, tmp_path: Path) -> None:
-        with open_buffer(tmp_path) as buffer:
+        with open_buffer("pt", tmp_path) as buffer:
             for k in range(20):
                 buffer.add_trajectories([traj(k)])
             buffer.delete([3])
@@ -99,7 +94,7 @@ class TestStoring:
     def test_rows_are_the_same_pending_cached_and_from_files(
         self, kind: str, tmp_path: Path, disk: Disk
     ) -> None:
-        with open_buffer(tmp_path, kind, cache_size=2) as buffer:
+        with open_buffer(kind, tmp_path, cache_size=2) as buffer:
             disk.may_write.clear()
             buffer.add_trajectories([traj(k, T=6, B=4, E=2, wide=True) for k in range(4)])
             ids = np.arange(0, 96, 5)
@@ -120,7 +115,7 @@ class TestStoring:
     ) -> None:
         """A producer that never pauses must not keep a flush for ever."""
         limits = Limits(max_pending_bytes=20_000, max_trajectories=20)
-        with open_buffer(tmp_path, limits=limits, sample_window_size=0) as buffer:
+        with open_buffer("pt", tmp_path, limits=limits, sample_window_size=0) as buffer:
             must_stop = threading.Event()
 
             def produce() -> None:
@@ -139,7 +134,7 @@ class TestStoring:
                 producer.join()
 
     def test_a_time_limit_says_what_is_left(self, tmp_path: Path, disk: Disk) -> None:
-        with open_buffer(tmp_path) as buffer:
+        with open_buffer("pt", tmp_path) as buffer:
             disk.may_write.clear()
             buffer.add_trajectories([traj(0)])
             with pytest.raises(TimeLimitError, match=r"waited 0\.01 s .* bytes are left"):
@@ -158,13 +153,13 @@ class TestStoring:
             fsync(descriptor)
 
         monkeypatch.setattr(os, "fsync", note)
-        with open_buffer(tmp_path, durability="power") as buffer:
+        with open_buffer("pt", tmp_path, durability="power") as buffer:
             buffer.add_trajectories([traj(0)])
             buffer.flush()
             folder = tmp_path / "store"
             for path in (next(folder.glob("*.pt")), folder, folder / "trajectory_index.journal"):
                 assert path.stat().st_ino in synced, path
-        with open_buffer(tmp_path / "other") as buffer:
+        with open_buffer("pt", tmp_path / "other") as buffer:
             synced.clear()
             buffer.add_trajectories([traj(0)])
             buffer.flush()
@@ -188,7 +183,7 @@ class TestFailingWrites:
 
     def check(self, call: str, kind: str, number: int, tmp_path: Path, disk: Disk) -> None:
         limits = Limits(max_pending_bytes=1)  # an add waits for what is queued before it
-        buffer = open_buffer(tmp_path, kind, cache_size=0, limits=limits)
+        buffer = open_buffer(kind, tmp_path, cache_size=0, limits=limits)
         buffer.add_trajectories([traj(0)])
         buffer.flush()
         buffer.save_checkpoint(tmp_path / "good")
@@ -220,7 +215,7 @@ class TestFailingWrites:
         buffer.flush()
         assert trajectory_files(tmp_path / "store") == [0, 1, 2]
         buffer.close()
-        with open_buffer(tmp_path, kind, if_exists="resume") as again:
+        with open_buffer(kind, tmp_path, if_exists="resume") as again:
             assert set(address_of(again.sample(60))[0].tolist()) == {0, 1, 2}
 
     @staticmethod
@@ -231,7 +226,7 @@ class TestFailingWrites:
     def test_it_is_told_again_as_long_as_it_fails_and_nothing_is_left_behind(
         self, tmp_path: Path, disk: Disk
     ) -> None:
-        buffer = open_buffer(tmp_path)
+        buffer = open_buffer("pt", tmp_path)
         disk.error_number = errno.ENOSPC
         buffer.add_trajectories([traj(0), traj(1)])
         for attempt in range(1, 4):
@@ -250,7 +245,7 @@ class TestFailingWrites:
     def test_a_trajectory_that_cannot_be_written_can_be_deleted(
         self, tmp_path: Path, disk: Disk
     ) -> None:
-        buffer = open_buffer(tmp_path)
+        buffer = open_buffer("pt", tmp_path)
         disk.error_number = errno.EFBIG
         buffer.add_trajectories([traj(0)])
         with pytest.raises(StorageWriteError):
@@ -262,16 +257,28 @@ class TestFailingWrites:
         buffer.close()
         assert trajectory_files(tmp_path / "store") == []
 
-    def test_a_removed_folder_is_told(self, tmp_path: Path) -> None:
-        buffer = open_buffer(tmp_path)
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("call", ["flush", "add", "close", "save"])
+    def test_a_removed_folder_is_told(self, call: str, kind: str, tmp_path: Path) -> None:
+        limits = Limits(max_pending_bytes=1)  # an add waits for what is queued before it
+        buffer = open_buffer(kind, tmp_path, limits=limits)
         buffer.add_trajectories([traj(0)])
         buffer.flush()
         shutil.rmtree(tmp_path / "store")
         buffer.add_trajectories([traj(1)])
+        calls: dict[str, Callable[[], Any]] = {
+            "flush": buffer.flush,
+            "add": lambda: buffer.add_trajectories([traj(9)]),
+            "close": buffer.close,
+            "save": lambda: buffer.save_checkpoint(tmp_path / "checkpoint"),
+        }
         with pytest.raises(StorageWriteError) as raised:
-            buffer.flush()
+            calls[call]()
         assert (raised.value.trajectory_id, raised.value.errno) == (1, errno.ENOENT)
+        assert isinstance(raised.value.__cause__, FileNotFoundError)
+        assert (buffer.trajectory_counter, buffer.get_stats()["pending_trajectories"]) == (2, 1)
         assert same_trajectory(buffer.trajectory(1), traj(1))
+        assert list(tmp_path.iterdir()) == []
         with pytest.raises(StorageWriteError):
             buffer.close()
         buffer.delete([1])  # or the end of the program would try once more, and say so
@@ -280,7 +287,7 @@ class TestFailingWrites:
     def test_a_failing_journal_line_stores_nothing(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        buffer = open_buffer(tmp_path)
+        buffer = open_buffer("pt", tmp_path)
         buffer.add_trajectories([traj(0)])
         buffer.flush()
         append = files.AppendFile.append
@@ -297,7 +304,7 @@ class TestFailingWrites:
         monkeypatch.setattr(files.AppendFile, "append", append)
         buffer.flush()
         buffer.close()
-        with open_buffer(tmp_path, if_exists="resume") as again:
+        with open_buffer("pt", tmp_path, if_exists="resume") as again:
             assert len(again) == 2
             check_rows(again.sample(30))
 
@@ -305,7 +312,7 @@ class TestFailingWrites:
     def test_an_index_that_cannot_be_completed_keeps_the_buffer_open(
         self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        buffer = open_buffer(tmp_path)
+        buffer = open_buffer("pt", tmp_path)
         buffer.add_trajectories([traj(0)])
         buffer.flush()
         write_atomic = files.write_atomic
@@ -323,7 +330,7 @@ class TestFailingWrites:
         check_rows(buffer.sample(10))
         monkeypatch.setattr(files, "write_atomic", write_atomic)
         buffer.close()
-        with open_buffer(tmp_path, if_exists="resume") as again:
+        with open_buffer("pt", tmp_path, if_exists="resume") as again:
             check_rows(again.sample(10))
 
 
@@ -332,7 +339,7 @@ class TestLostFiles:
     def test_a_missing_or_cut_file_is_named_and_the_others_stay_usable(
         self, kind: str, tmp_path: Path
     ) -> None:
-        with open_buffer(tmp_path, kind, cache_size=0) as buffer:
+        with open_buffer(kind, tmp_path, cache_size=0) as buffer:
             buffer.add_trajectories([traj(k) for k in range(4)])
             buffer.flush()
             (missing,) = (tmp_path / "store").glob("trajectory_1_*")
@@ -366,7 +373,7 @@ class TestLostFiles:
 class TestClosing:
     @pytest.mark.parametrize("kind", ["memory", "pt"])
     def test_a_closed_buffer_says_so(self, kind: str, tmp_path: Path) -> None:
-        buffer = TrajectoryReplayBuffer() if kind == "memory" else open_buffer(tmp_path)
+        buffer = open_buffer(kind, tmp_path)
         buffer.add_trajectories([traj(0)])
         buffer.close()
         buffer.close()
@@ -389,7 +396,7 @@ class TestClosing:
         assert buffer.get_stats()["num_trajectories"] == 1
 
     def test_a_with_block_closes(self, tmp_path: Path) -> None:
-        with open_buffer(tmp_path) as buffer:
+        with open_buffer("pt", tmp_path) as buffer:
             buffer.add_trajectories([traj(0)])
         assert trajectory_files(tmp_path / "store") == [0]
         with pytest.raises(ClosedError):
@@ -397,7 +404,7 @@ class TestClosing:
 
     def test_a_closed_buffer_leaves_no_thread(self, tmp_path: Path) -> None:
         before = set(threading.enumerate())
-        with open_buffer(tmp_path) as buffer:
+        with open_buffer("pt", tmp_path) as buffer:
             buffer.add_trajectories([traj(0)])
             assert set(threading.enumerate()) != before
         assert set(threading.enumerate()) == before

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 
+from buffers import contents_of, ks_of, open_at
 from relive import Columns, Trajectory, TrajectoryReplayBuffer, files
 from relive.errors import (
     ColumnMismatchError,
@@ -35,38 +36,14 @@ from trajectories import (
     trajectory_files,
 )
 
-KINDS = ["memory", "pt", "pkl"]
-
-
-def open_buffer(kind: str, folder: Path, **options: Any) -> TrajectoryReplayBuffer:
-    if kind == "memory":
-        return TrajectoryReplayBuffer(**options)
-    return TrajectoryReplayBuffer(
-        auto_save=True, auto_save_path=folder, trajectory_format=kind, **options
-    )
-
-
-def ks_of(buffer: TrajectoryReplayBuffer) -> set[int]:
-    """Return the numbers of the trajectories that are drawn."""
-    batch = buffer.sample(200)
-    check_rows(batch)
-    return set(address_of(batch)[0].tolist())
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    """Return every file below a folder."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "writer.lock"
-    }
+KINDS = ["memory", "pt", "pkl", "memmap"]
 
 
 class TestContents:
     @pytest.mark.parametrize("kind", ["memory", "pkl"])
     def test_the_documented_example(self, kind: str, tmp_path: Path) -> None:
         """Five added with a window of two: ids 3 and 4 are saved, one for each of two ranks."""
-        with open_buffer(kind, tmp_path / "store", sample_window_size=2) as buffer:
+        with open_at(kind, tmp_path / "store", sample_window_size=2) as buffer:
             buffer.add_trajectories([traj(k, T=4, B=2) for k in range(5)])
             buffer.save_checkpoint(tmp_path / "checkpoint")
             assert (len(buffer), buffer.total_samples, buffer.trajectory_counter) == (5, 40, 5)
@@ -87,7 +64,7 @@ class TestContents:
     @pytest.mark.parametrize("kind", KINDS)
     def test_the_window_is_that_of_the_moment_of_saving(self, kind: str, tmp_path: Path) -> None:
         """RLinf saved no trajectory at all before something was sampled."""
-        with open_buffer(kind, tmp_path / "store", sample_window_size=3) as buffer:
+        with open_at(kind, tmp_path / "store", sample_window_size=3) as buffer:
             buffer.add_trajectories([traj(0, T=4, B=2), traj(1, T=4, B=2)])
             buffer.save_checkpoint(tmp_path / "checkpoint")
             with TrajectoryReplayBuffer() as other:
@@ -107,7 +84,7 @@ class TestContents:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_saving_leaves_the_buffer_unchanged(self, kind: str, tmp_path: Path) -> None:
-        with open_buffer(kind, tmp_path / "store", sample_window_size=2) as buffer:
+        with open_at(kind, tmp_path / "store", sample_window_size=2) as buffer:
             buffer.add_trajectories([traj(k) for k in range(4)])
             buffer.flush()
             before = (buffer.state_dict(), buffer.get_stats())
@@ -125,10 +102,10 @@ class TestContents:
         ]
         made[0].extras |= {"note": "kept", "n": {"raw": b"\0", "deep": {"f": 0.5, "none": {}}}}
         made[0].gaps = np.zeros((6, 2), np.bool_)
-        with open_buffer(kind, tmp_path / "store", cache_size=0) as buffer:
+        with open_at(kind, tmp_path / "store", cache_size=0) as buffer:
             buffer.add_trajectories(made)
             buffer.save_checkpoint(tmp_path / "checkpoint")
-        with open_buffer(into, tmp_path / "other", cache_size=0) as other:
+        with open_at(into, tmp_path / "other", cache_size=0) as other:
             other.load_checkpoint(tmp_path / "checkpoint")
             shutil.rmtree(tmp_path / "checkpoint")
             for trajectory_id, trajectory in enumerate(made):
@@ -136,14 +113,14 @@ class TestContents:
             assert other.trajectory(0).gaps.shape == (6, 2)
             assert ks_of(other) == {0, 1}
             other.save_checkpoint(tmp_path / "again")
-        with open_buffer("memory", tmp_path) as third:
+        with open_at("memory", tmp_path) as third:
             third.load_checkpoint(tmp_path / "again")
             assert same_trajectory(third.trajectory(0), made[0])
 
     def test_an_empty_buffer_can_be_saved_and_loaded(self, tmp_path: Path) -> None:
-        with open_buffer("pt", tmp_path / "store") as buffer:
+        with open_at("pt", tmp_path / "store") as buffer:
             buffer.save_checkpoint(tmp_path / "checkpoint")
-        with open_buffer("memory", tmp_path) as other:
+        with open_at("memory", tmp_path) as other:
             other.add_trajectories([traj(0)])
             with pytest.warns(UserWarning, match="loaded no trajectory"):
                 other.load_checkpoint(tmp_path / "checkpoint")
@@ -152,11 +129,11 @@ class TestContents:
 
     def test_declared_columns_go_with_the_checkpoint(self, tmp_path: Path) -> None:
         columns = Columns(optional={"extras/score": np.full(3, -1.0)})
-        with open_buffer("pt", tmp_path / "store", columns=columns) as buffer:
+        with open_at("pt", tmp_path / "store", columns=columns) as buffer:
             buffer.add_trajectories([traj(0), traj(1, extra={"score": np.ones((4, 3, 3))})])
             buffer.save_checkpoint(tmp_path / "checkpoint")
         for n, declared in enumerate((None, columns)):
-            with open_buffer("pkl", tmp_path / f"other {n}", columns=declared) as other:
+            with open_at("pkl", tmp_path / f"other {n}", columns=declared) as other:
                 other.load_checkpoint(tmp_path / "checkpoint")
                 batch = other.sample(60)
                 score = np.where(address_of(batch)[0] == 0, -1.0, 1.0)
@@ -169,7 +146,7 @@ class TestContents:
     def test_what_does_not_fit_the_declaration_is_refused(self, into: str, tmp_path: Path) -> None:
         make_checkpoint(tmp_path / "checkpoint", [traj(0)])
         columns = Columns(required=["versions"])
-        with open_buffer(into, tmp_path / "store", columns=columns) as buffer:
+        with open_at(into, tmp_path / "store", columns=columns) as buffer:
             with pytest.raises(ColumnMismatchError, match="versions"):
                 buffer.load_checkpoint(tmp_path / "checkpoint")
             assert len(buffer) == 0
@@ -178,12 +155,12 @@ class TestContents:
     def test_columns_can_be_dropped_at_loading(self, into: str, tmp_path: Path) -> None:
         make_checkpoint(tmp_path / "checkpoint", [traj(0, extra={"task": ["a", "b", "c"]})])
         columns = Columns(required=["curr_obs/id", "rewards"], drop_others=True)
-        with open_buffer(into, tmp_path / "store", columns=columns) as buffer:
+        with open_at(into, tmp_path / "store", columns=columns) as buffer:
             buffer.load_checkpoint(tmp_path / "checkpoint")
             assert set(buffer.sample(5)) == {"curr_obs", "rewards"}
             buffer.add_trajectories([traj(1)])
             buffer.save_checkpoint(tmp_path / "again")
-        with open_buffer("memory", tmp_path) as other:
+        with open_at("memory", tmp_path) as other:
             other.load_checkpoint(tmp_path / "again")
             batch = other.sample(50)
             assert set(address_of(batch)[0].tolist()) == {0, 1}
@@ -198,12 +175,12 @@ class TestDraws:
     def test_a_loaded_buffer_draws_what_would_have_come(
         self, kind: str, into: str, tmp_path: Path
     ) -> None:
-        with open_buffer(kind, tmp_path / "store", seed=7) as buffer:
+        with open_at(kind, tmp_path / "store", seed=7) as buffer:
             buffer.add_trajectories([traj(k) for k in range(3)])
             first = buffer.sample(40)["curr_obs"]["id"].tolist()
             buffer.save_checkpoint(tmp_path / "checkpoint")
             second = [buffer.sample(40)["curr_obs"]["id"].tolist() for _ in range(3)]
-        with open_buffer(into, tmp_path / "other", seed=1) as other:
+        with open_at(into, tmp_path / "other", seed=1) as other:
             other.load_checkpoint(tmp_path / "checkpoint")
             assert other.seed == 7
             assert [other.sample(40)["curr_obs"]["id"].tolist() for _ in range(3)] == second
@@ -231,10 +208,10 @@ class TestReplacing:
     def test_a_failing_second_save_keeps_the_first(
         self, kind: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with open_buffer(kind, tmp_path / "store") as buffer:
+        with open_at(kind, tmp_path / "store") as buffer:
             buffer.add_trajectories([traj(0)])
             buffer.save_checkpoint(tmp_path / "here" / "checkpoint")
-            before = tree(tmp_path / "here")
+            before = contents_of(tmp_path / "here")
             buffer.add_trajectories([traj(1), traj(2)])
             buffer.flush()
             start = f"{file}_" if file == "trajectory" else f"{file}.json"
@@ -258,7 +235,7 @@ class TestReplacing:
             with pytest.raises(StorageWriteError, match="checkpoint") as raised:
                 buffer.save_checkpoint(tmp_path / "here" / "checkpoint")
             assert raised.value.errno == errno.ENOSPC
-            assert tree(tmp_path / "here") == before
+            assert contents_of(tmp_path / "here") == before
             assert [path.name for path in (tmp_path / "here").iterdir()] == ["checkpoint"]
             assert ks_of(buffer) == {0, 1, 2}
             monkeypatch.setattr(files, "write_atomic", write_atomic)
@@ -321,7 +298,7 @@ class TestReplacing:
     ) -> None:
         place = tmp_path / "here" / "checkpoint"
         make_checkpoint(place, [traj(0)])
-        before = tree(place)
+        before = contents_of(place)
         buffer = TrajectoryReplayBuffer()
         buffer.add_trajectories([traj(1)])
         monkeypatch.setattr(files, "exchange", lambda first, second: False)
@@ -335,7 +312,7 @@ class TestReplacing:
         monkeypatch.setattr(files, "rename", fail)
         with pytest.raises(StorageWriteError, match="as it was"):
             buffer.save_checkpoint(place)
-        assert tree(place) == before
+        assert contents_of(place) == before
         monkeypatch.setattr(files, "rename", rename)
         buffer.save_checkpoint(place)
         assert [path.name for path in place.parent.iterdir()] == ["checkpoint"]
@@ -346,7 +323,7 @@ class TestReplacing:
         if content == "file":
             place.write_text("mine")
         elif content == "store":
-            with open_buffer("pt", place) as store:
+            with open_at("pt", place) as store:
                 store.add_trajectories([traj(3)])
         elif content == "folder":
             place.mkdir()
@@ -354,12 +331,12 @@ class TestReplacing:
         else:
             make_checkpoint(place, [traj(0)])
             (place / "notes.txt").write_text("mine")
-        before = tree(tmp_path)
+        before = contents_of(tmp_path)
         buffer = TrajectoryReplayBuffer()
         buffer.add_trajectories([traj(1)])
         with pytest.raises(StoreExistsError, match=r"choose .*(folder|path)"):
             buffer.save_checkpoint(place)
-        assert tree(tmp_path) == before
+        assert contents_of(tmp_path) == before
 
     def test_an_empty_folder_may_be_the_place(self, tmp_path: Path) -> None:
         make_checkpoint(tmp_path / "a" / "b" / "c", [traj(0)])
@@ -375,14 +352,14 @@ class TestPlaces:
     def test_a_place_in_or_around_the_own_folder_is_refused(
         self, place: str, tmp_path: Path
     ) -> None:
-        with open_buffer("pt", tmp_path / "store") as buffer:
+        with open_at("pt", tmp_path / "store") as buffer:
             buffer.add_trajectories([traj(0)])
             buffer.flush()
             (tmp_path / "link").symlink_to(tmp_path / "store", target_is_directory=True)
-            before = tree(tmp_path)
+            before = contents_of(tmp_path)
             with pytest.raises(InvalidArgumentError, match="a folder of its own"):
                 buffer.save_checkpoint(tmp_path / place)
-            assert tree(tmp_path) == before
+            assert contents_of(tmp_path) == before
             check_rows(buffer.sample(20))
 
     def test_a_relative_place_is_that_of_the_moment(
@@ -391,7 +368,7 @@ class TestPlaces:
         for name in ("here", "there"):
             (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / "here")
-        with open_buffer("pt", Path("store")) as buffer:
+        with open_at("pt", Path("store")) as buffer:
             buffer.add_trajectories([traj(0)])
             monkeypatch.chdir(tmp_path / "there")
             buffer.save_checkpoint("checkpoint")
@@ -420,21 +397,21 @@ class TestLoading:
     @pytest.mark.parametrize("into", KINDS)
     def test_the_checkpoint_may_be_deleted_afterwards(self, into: str, tmp_path: Path) -> None:
         make_checkpoint(tmp_path / "checkpoint", [traj(k) for k in range(4)])
-        with open_buffer(into, tmp_path / "store", cache_size=1) as buffer:
+        with open_at(into, tmp_path / "store", cache_size=1) as buffer:
             buffer.load_checkpoint(tmp_path / "checkpoint")
             shutil.rmtree(tmp_path / "checkpoint")
             assert ks_of(buffer) == {0, 1, 2, 3}
             if into != "memory":
                 assert trajectory_files(tmp_path / "store") == [0, 1, 2, 3]
         if into != "memory":
-            with open_buffer(into, tmp_path / "store", if_exists="resume") as again:
+            with open_at(into, tmp_path / "store", if_exists="resume") as again:
                 assert ks_of(again) == {0, 1, 2, 3}
 
     def test_loading_the_same_again_doubles_nothing(self, tmp_path: Path) -> None:
         """Data that came from the folder and again from the checkpoint were held twice."""
         make_checkpoint(tmp_path / "checkpoint", [traj(k) for k in range(3)])
         for restart in range(3):
-            with open_buffer("pt", tmp_path / "store", if_exists="resume") as buffer:
+            with open_at("pt", tmp_path / "store", if_exists="resume") as buffer:
                 assert len(buffer) == (3 if restart else 0)
                 names = [path.name for path in (tmp_path / "store").glob("*.pt")]
                 stamps = [path.stat().st_ino for path in (tmp_path / "store").glob("*.pt")]
@@ -449,7 +426,7 @@ class TestLoading:
                 assert buffer.trajectory_counter == 3
 
     def test_the_own_checkpoint_and_the_own_folder_can_be_loaded(self, tmp_path: Path) -> None:
-        with open_buffer("pt", tmp_path / "store", sample_window_size=2) as buffer:
+        with open_at("pt", tmp_path / "store", sample_window_size=2) as buffer:
             buffer.add_trajectories([traj(k) for k in range(3)])
             buffer.load_checkpoint(tmp_path / "store")
             assert (len(buffer), ks_of(buffer)) == (3, {1, 2})
@@ -463,7 +440,7 @@ class TestLoading:
         self, cache_size: int, tmp_path: Path
     ) -> None:
         store = tmp_path / "store"
-        with open_buffer("pt", store, cache_size=cache_size) as buffer:
+        with open_at("pt", store, cache_size=cache_size) as buffer:
             buffer.add_trajectories([traj(k) for k in range(3)])
             buffer.save_checkpoint(tmp_path / "checkpoint")
             buffer.add_trajectories([traj(3, weights_id="x"), traj(4)])
@@ -483,14 +460,14 @@ class TestLoading:
             with pytest.raises(EvictedError):
                 buffer.trajectory(3)
             assert info.row_ids.max() >= 60  # row ids are not given twice either
-        with open_buffer("pt", store, if_exists="resume") as again:
+        with open_at("pt", store, if_exists="resume") as again:
             assert ks_of(again) == {0, 1, 2, 5}
 
     def test_another_trajectory_of_the_same_id_takes_its_place(self, tmp_path: Path) -> None:
         make_checkpoint(tmp_path / "checkpoint", [traj(10, T=2), traj(11, T=9)])
         for weights_id in ("", "other"):
             store = tmp_path / f"store {weights_id}"
-            with open_buffer("pt", store) as buffer:
+            with open_at("pt", store) as buffer:
                 buffer.add_trajectories([traj(k, T=7, weights_id=weights_id) for k in range(3)])
                 buffer.sample(50)
                 with pytest.warns(UserWarning, match="3 trajectories"):
@@ -500,14 +477,14 @@ class TestLoading:
                 (aside,) = (store / "aside").iterdir()
                 assert trajectory_files(aside) == [0, 1, 2]
                 assert buffer.add_trajectories([traj(12)]) == [3]
-            with open_buffer("pt", store, if_exists="resume") as again:
+            with open_at("pt", store, if_exists="resume") as again:
                 assert ks_of(again) == {10, 11, 12}
 
     def test_formats_may_be_mixed(self, tmp_path: Path) -> None:
         make_checkpoint(
             tmp_path / "checkpoint", [traj(k) for k in range(3)], trajectory_format="pkl"
         )
-        with open_buffer("pt", tmp_path / "store", cache_size=0) as buffer:
+        with open_at("pt", tmp_path / "store", cache_size=0) as buffer:
             buffer.load_checkpoint(tmp_path / "checkpoint")
             buffer.add_trajectories([traj(3)])
             buffer.flush()
@@ -516,7 +493,7 @@ class TestLoading:
             assert ks_of(buffer) == {0, 1, 2, 3}
             buffer.save_checkpoint(tmp_path / "mixed")
         for into in KINDS:
-            with open_buffer(into, tmp_path / f"store {into}") as other:
+            with open_at(into, tmp_path / f"store {into}") as other:
                 other.load_checkpoint(tmp_path / "mixed")
                 assert ks_of(other) == {0, 1, 2, 3}
 
@@ -529,7 +506,7 @@ class TestLoading:
 
     def test_the_cache_is_filled_at_loading_with_the_newest(self, tmp_path: Path) -> None:
         make_checkpoint(tmp_path / "checkpoint", [traj(k) for k in range(5)])
-        with open_buffer("pt", tmp_path / "store", cache_size=2) as buffer:
+        with open_at("pt", tmp_path / "store", cache_size=2) as buffer:
             buffer.add_trajectories([traj(9)])
             with pytest.warns(UserWarning, match="1 trajectories"):
                 buffer.load_checkpoint(tmp_path / "checkpoint")
@@ -541,7 +518,7 @@ class TestLoading:
                 buffer.gather([35])
 
     def test_a_file_that_the_store_lost_comes_from_the_checkpoint(self, tmp_path: Path) -> None:
-        with open_buffer("pt", tmp_path / "store", cache_size=0) as buffer:
+        with open_at("pt", tmp_path / "store", cache_size=0) as buffer:
             buffer.add_trajectories([traj(k) for k in range(3)])
             buffer.save_checkpoint(tmp_path / "checkpoint")
             next((tmp_path / "store").glob("trajectory_1_*")).unlink()
@@ -570,17 +547,17 @@ class TestFailingLoads:
             path.write_bytes(content.replace(np.array([2_001_000]).tobytes(), b"\0" * 8))
         else:
             shutil.copy(next((tmp_path / "checkpoint").glob("trajectory_1_*")), path)
-        with open_buffer(into, tmp_path / "store") as buffer:
+        with open_at(into, tmp_path / "store") as buffer:
             buffer.add_trajectories([traj(7)])
             buffer.flush()
-            before = tree(tmp_path / "store") if into != "memory" else {}
+            before = contents_of(tmp_path / "store") if into != "memory" else {}
             state = buffer.state_dict()
             with pytest.raises((MissingFileError, CorruptFileError), match="trajectory_2_"):
                 buffer.load_checkpoint(tmp_path / "checkpoint")
             assert buffer.state_dict() == state
             assert ks_of(buffer) == {7}
             if into != "memory":
-                assert tree(tmp_path / "store") == before
+                assert contents_of(tmp_path / "store") == before
 
     @pytest.mark.parametrize("name", ["trajectory_index.json", "metadata.json"])
     @pytest.mark.parametrize(
@@ -608,7 +585,7 @@ class TestFailingLoads:
         shutil.copy(
             tmp_path / "one" / "trajectory_index.json", tmp_path / "other" / "trajectory_index.json"
         )
-        with pytest.raises(CorruptFileError, match=r"not the index that metadata\.json"):
+        with pytest.raises(CorruptFileError, match=r"must be the one that metadata\.json"):
             TrajectoryReplayBuffer().load_checkpoint(tmp_path / "other")
 
     @pytest.mark.parametrize("place", ["nothing here", "empty", "file"])
@@ -624,10 +601,10 @@ class TestFailingLoads:
         self, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         make_checkpoint(tmp_path / "checkpoint", [traj(k) for k in range(3)])
-        with open_buffer("pt", tmp_path / "store") as buffer:
+        with open_at("pt", tmp_path / "store") as buffer:
             buffer.add_trajectories([traj(7)])
             buffer.flush()
-            before = tree(tmp_path / "store")
+            before = contents_of(tmp_path / "store")
 
             def fail(*_: Any, **__: Any) -> None:
                 raise OSError(errno.ENOSPC, "no room", "here")
@@ -640,7 +617,7 @@ class TestFailingLoads:
                 with pytest.raises(StorageError, match="as it was") as raised:
                     buffer.load_checkpoint(tmp_path / "checkpoint")
                 assert raised.value.errno == errno.ENOSPC
-            assert tree(tmp_path / "store") == before
+            assert contents_of(tmp_path / "store") == before
             assert ks_of(buffer) == {7}
             buffer.add_trajectories([traj(8)])
             buffer.flush()
@@ -653,7 +630,7 @@ class TestFailingLoads:
     ) -> None:
         """After the index says what was loaded there is no way back, only forward."""
         make_checkpoint(tmp_path / "checkpoint", [traj(k) for k in range(3)])
-        with open_buffer("pt", tmp_path / "store", cache_size=0) as buffer:
+        with open_at("pt", tmp_path / "store", cache_size=0) as buffer:
             buffer.add_trajectories([traj(7), traj(8)])
             buffer.flush()
             rename = files.rename
@@ -677,16 +654,16 @@ class TestFailingLoads:
             assert buffer.add_trajectories([traj(9)]) == [3]
             aside = list((tmp_path / "store" / "aside").glob("*/*.pt"))
             assert sorted(path.name for path in aside) == ["trajectory_0_.pt", "trajectory_1_.pt"]
-        with open_buffer("pt", tmp_path / "store", if_exists="resume") as again:
+        with open_at("pt", tmp_path / "store", if_exists="resume") as again:
             assert ks_of(again) == {0, 1, 2, 9}
 
     def test_folders_of_a_load_that_was_killed_are_cleared_away(self, tmp_path: Path) -> None:
         store = tmp_path / "store"
-        with open_buffer("pt", store) as buffer:
+        with open_at("pt", store) as buffer:
             buffer.add_trajectories([traj(0)])
         (store / "incoming-0123abcd").mkdir()
         (store / "incoming-0123abcd" / "trajectory_5_.pt").write_bytes(b"part of it")
-        with open_buffer("pt", store, if_exists="resume") as buffer:
+        with open_at("pt", store, if_exists="resume") as buffer:
             assert ks_of(buffer) == {0}
             assert not list(store.glob("incoming-*"))
 
@@ -722,7 +699,7 @@ class TestSafety:
             fsync(descriptor)
 
         for kind in KINDS:
-            with open_buffer(kind, tmp_path / f"store {kind}") as buffer:
+            with open_at(kind, tmp_path / f"store {kind}") as buffer:
                 buffer.add_trajectories([traj(0), traj(1)])
                 buffer.flush()
                 place = tmp_path / kind / "checkpoint"

@@ -104,7 +104,7 @@ class TestTwiceAndLate:
     def test_a_column_for_a_complete_step_is_an_error(self) -> None:
         collector = TrajectoryCollector(2)
         collector.add(Key().env_part())
-        with pytest.raises(PartMismatchError, match=r"'actions' to a step that is complete"):
+        with pytest.raises(PartMismatchError, match=r"'actions', but its step is complete"):
             collector.add(Key().policy_part())
 
 

@@ -73,6 +73,11 @@ class TestForeignTrajectories:
             buffer.add_trajectories([addressed(0), value])
         assert len(buffer) == 0
 
+    @pytest.mark.parametrize("value", [None, Foreign(**rollout(2, 4, 2)), Trajectory(), "ab"])
+    def test_one_alone_is_no_list(self, value: Any) -> None:
+        with pytest.raises(InvalidArgumentError, match="must be a list of trajectories; put one"):
+            TrajectoryReplayBuffer().add_trajectories(value)
+
     def test_a_field_that_extras_has_too_is_refused(self) -> None:
         @dataclass
         class Twice(Foreign):
@@ -80,8 +85,17 @@ class TestForeignTrajectories:
 
         mask = torch.ones(4, 2, 1)
         twice = Twice(**rollout(2, 4, 2), loss_mask=mask, extras={"loss_mask": mask})
-        with pytest.raises(ColumnMismatchError, match=r"\['loss_mask'\] both among its fields"):
+        with pytest.raises(ColumnMismatchError, match=r"\['loss_mask'\] among its fields"):
             TrajectoryReplayBuffer().add_trajectories([twice])
+
+
+class TestFieldNames:
+    def test_a_misspelt_one_is_refused_here_too(self) -> None:
+        trajectory = Trajectory()
+        trajectory.rewards = torch.zeros(4, 2)
+        with pytest.raises(InvalidArgumentError, match="did you mean 'prev_values'"):
+            trajectory.prev_value = torch.zeros(4, 2)  # type: ignore[attr-defined]
+        assert not hasattr(trajectory, "prev_value")
 
 
 def with_flags(*envs: str, **fields: Any) -> Trajectory:

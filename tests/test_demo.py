@@ -67,7 +67,7 @@ class TestRunDemo:
         assert set(batch) >= {"actions", "rewards", "terminations", "truncations", "next_obs"}
 
     @pytest.mark.usefixtures("no_curve")
-    @pytest.mark.parametrize("trajectory_format", ["pt", "pkl"])
+    @pytest.mark.parametrize("trajectory_format", ["pt", "pkl", "memmap"])
     def test_the_same_seed_gives_the_same_run(self, trajectory_format: str, tmp_path: Path) -> None:
         first, _ = run(tmp_path / "a", trajectory_format=trajectory_format)
         second, _ = run(tmp_path / "b", trajectory_format=trajectory_format)
@@ -92,6 +92,36 @@ class TestRunDemo:
         with pytest.raises(StoreExistsError, match=r"--resume .* --overwrite .* --dir"):
             run(tmp_path / "run")
         assert outcome.folder.newest_save() == before
+
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_a_folder_of_other_things_is_refused_and_left_as_it_was(
+        self, overwrite: bool, tmp_path: Path
+    ) -> None:
+        (tmp_path / "mine" / "saves" / "000001").mkdir(parents=True)
+        (tmp_path / "mine" / "thesis.tex").write_text("mine")
+        with pytest.raises(
+            StoreExistsError, match=r"holds 'saves', 'thesis\.tex' and no run .*--dir"
+        ):
+            run(tmp_path / "mine", overwrite=overwrite)
+        left = sorted(path.name for path in (tmp_path / "mine").rglob("*"))
+        assert left == ["000001", "saves", "thesis.tex"]
+
+    def test_a_file_in_the_place_of_the_folder_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "mine").write_text("mine")
+        with pytest.raises(StoreExistsError, match=r"mine' is no folder, but .* --dir"):
+            run(tmp_path / "mine")
+
+    @pytest.mark.usefixtures("no_curve")
+    def test_an_empty_folder_is_as_good_as_a_new_one(self, tmp_path: Path) -> None:
+        outcome, _ = run(tmp_path, steps=16)
+        assert outcome.history.steps == 16
+
+    @pytest.mark.usefixtures("no_curve")
+    def test_overwrite_keeps_what_else_lies_beside_a_run(self, tmp_path: Path) -> None:
+        run(tmp_path / "run", steps=16)
+        (tmp_path / "run" / "notes.txt").write_text("mine")
+        run(tmp_path / "run", steps=16, overwrite=True)
+        assert (tmp_path / "run" / "notes.txt").read_text() == "mine"
 
     @pytest.mark.usefixtures("no_curve")
     def test_overwrite_starts_again(self, tmp_path: Path) -> None:
@@ -174,8 +204,19 @@ class TestResume:
 
     def test_a_run_that_reached_its_goal_goes_on_without_it(self, tmp_path: Path) -> None:
         run(tmp_path / "run", goal=-1e9)
-        resumed, _ = run(tmp_path / "run", resume=True)
+        resumed, display = run(tmp_path / "run", resume=True)
         assert resumed.history.steps == 96
+        assert display.said[0] == (
+            "note: the goal of -1,000,000,000 is reached already, so the run goes on without one, "
+            "to 96 steps; --goal gives it another"
+        )
+
+    def test_another_goal_is_kept_by_a_run_that_reached_its_first(self, tmp_path: Path) -> None:
+        run(tmp_path / "run", goal=-1e9)
+        resumed, display = run(tmp_path / "run", resume=True, goal=-1e8)
+        assert resumed.history.steps == 0
+        assert resumed.settings.goal == -1e8
+        assert not any("goal" in said for said in display.said)
 
     @pytest.mark.parametrize(
         "given", [{"env": "Pendulum-v1"}, {"seed": 9}, {"num_envs": 3}, {"trajectory_format": "x"}]

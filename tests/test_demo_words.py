@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import os
@@ -80,6 +81,11 @@ class TestDisplays:
             "| buffer 8 trajectories | 12 s\n"
         )
 
+    def test_one_trajectory_is_not_many(self) -> None:
+        assert (
+            "| buffer 1 trajectory |" in dataclasses.replace(PROGRESS, num_trajectories=1).to_text()
+        )
+
     def test_a_log_stays_plain_when_colours_are_forced(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -132,7 +138,15 @@ class TestCurve:
 
 
 class TestClosingWords:
-    def words(self, *, steps: int, goal: float, was_interrupted: bool = False) -> str:
+    def words(
+        self,
+        *,
+        steps: int,
+        goal: float,
+        was_interrupted: bool = False,
+        num_trajectories: int = 20,
+        programs: str = "",
+    ) -> str:
         history = History(steps=steps, seconds=61.2, evaluations=[Evaluation(steps, (-3.0, -1.0))])
         return "\n".join(
             closing_words(
@@ -141,8 +155,12 @@ class TestClosingWords:
                     folder=RunFolder(Path("a b")),
                     history=history,
                     was_interrupted=was_interrupted,
-                    buffer_stats={"num_trajectories": 20.0, "total_samples": 4_000.0},
-                )
+                    buffer_stats={
+                        "num_trajectories": float(num_trajectories),
+                        "total_samples": 200.0 * num_trajectories,
+                    },
+                ),
+                programs=programs,
             )
         )
 
@@ -165,3 +183,13 @@ class TestClosingWords:
         words = self.words(steps=4_000, goal=math.inf, was_interrupted=True)
         assert "Stopped after 4,000 of 8,000 steps, and saved" in words
         assert words.endswith("relive demo --resume --dir 'a b'")
+
+    def test_one_trajectory_is_not_many(self) -> None:
+        assert "(1 trajectory, 200 transitions, pt)" in self.words(
+            steps=200, goal=0.0, num_trajectories=1
+        )
+
+    def test_programs_are_called_where_they_lie(self) -> None:
+        lines = self.words(steps=8_000, goal=0.0, programs=".venv/bin/").splitlines()
+        assert "  .venv/bin/relive info 'a b/buffer'" in lines
+        assert '  .venv/bin/pip install "gymnasium[mujoco]"' in lines

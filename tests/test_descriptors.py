@@ -52,7 +52,7 @@ print(most)
 
 
 class TestOpenFiles:
-    @pytest.mark.parametrize("trajectory_format", ["pt", "pkl"])
+    @pytest.mark.parametrize("trajectory_format", ["pt", "pkl", "memmap"])
     def test_a_few_are_enough_for_many_trajectories(
         self, trajectory_format: str, tmp_path: Path
     ) -> None:

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every Python block of README.md and docs/ runs and prints what the page says it prints.
+"""Every Python block of the pages runs and prints what the page says it prints.
 
-The blocks of a page run in order, in one namespace and an empty folder of their own. What a
-block prints stands in the ```text block right after it; `...` there stands for anything.
+The blocks of a page run in order, in one namespace; the pages run in one folder, as somebody
+reads them one after the other. What a block prints stands in the ```text block right after it;
+`...` there stands for anything.
 """
 
 from __future__ import annotations
 
+import codeop
 import contextlib
 import doctest
 import io
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ import pytest
 import relive
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)")
 
@@ -61,12 +64,34 @@ def examples(page: str) -> list[tuple[Block, str]]:
     return found
 
 
+def typed_in(text: str, name: str = "the prompt") -> Iterator[str]:
+    """Each statement that Python's prompt takes when the lines of a text are pasted into it.
+
+    Raises:
+        SyntaxError: The prompt refuses one: what is indented must end with a blank line.
+    """
+    typed: list[str] = []
+    for line in [*text.splitlines(), ""]:
+        typed.append(line)
+        if codeop.compile_command("\n".join(typed), name, "single") is not None:
+            if any(typed):
+                yield "\n".join(typed)
+            typed.clear()
+    assert not typed, f"{name} still waits after {typed}"
+
+
+@pytest.fixture(scope="module")
+def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The one folder in which somebody pastes the blocks of all pages."""
+    return tmp_path_factory.mktemp("reader")
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 class TestPages:
     def test_blocks_run_and_print_what_the_page_shows(
-        self, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, path: Path, readers_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.chdir(tmp_path)
+        monkeypatch.chdir(readers_folder)
         names: dict[str, object] = {"__name__": path.stem}
         for block, wanted in examples(path.read_text("utf-8")):
             printed = io.StringIO()
@@ -78,6 +103,10 @@ class TestPages:
             same = doctest.OutputChecker().check_output(wanted, printed.getvalue(), flags)
             where = f"{path.name}, line {block.line}"
             assert same, f"{where} prints:\n{printed.getvalue()}\nbut shows:\n{wanted}"
+
+    def test_blocks_can_be_pasted_at_the_prompt(self, path: Path) -> None:
+        for block, _ in examples(path.read_text("utf-8")):
+            assert list(typed_in(block.text, f"the block in line {block.line} of {path.name}"))
 
     def test_links_lead_somewhere(self, path: Path) -> None:
         targets = [found[1] for found in LINK.finditer(path.read_text("utf-8"))]
@@ -91,6 +120,30 @@ class TestExamples:
             ("a\n", "1\n"),
             ("b\n", ""),
         ]
+
+    def test_a_block_that_the_prompt_refuses_is_seen(self) -> None:
+        loop = "for x in (\n    1,\n):\n    x\n"
+        assert len(list(typed_in(f"{loop}\nprint(x)\n"))) == 2
+        with pytest.raises(SyntaxError):
+            list(typed_in(f"{loop}print(x)\n"))
+
+
+class TestContributing:
+    def test_the_table_says_what_each_module_is_for(self) -> None:
+        page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+        _, table = page.split("| to change |")
+        rows = table.split("\n\n")[0].splitlines()[2:]
+        named = [name for row in rows for name in re.findall(r"`(\w+)/?`", row.split("|")[2])]
+        places = (ROOT / "src" / "relive").iterdir()
+        modules = {place.stem for place in places if place.suffix == ".py" or _is_package(place)}
+        modules.remove("__init__")
+        assert not modules.difference(named), "give them a row in the table of CONTRIBUTING.md"
+        assert not set(named) - modules, "the table of CONTRIBUTING.md has what is not there"
+        assert len(named) == len(set(named)), "the table of CONTRIBUTING.md has a module twice"
+
+
+def _is_package(place: Path) -> bool:
+    return place.is_dir() and any(place.rglob("__init__.py"))
 
 
 class TestFormatPage:

@@ -153,6 +153,14 @@ class TestCopyIn:
             copy_in(value, "extras/x")
         assert caught.value.column == "extras/x"
 
+    @pytest.mark.parametrize("mask", [False, [[True], [False]]])
+    def test_a_masked_array_is_refused_by_name(self, mask: Any) -> None:
+        masked = np.ma.MaskedArray(np.zeros((2, 1), np.float32), mask)
+        told = r"'extras/x' is a masked array, but .*; give its filled\(\)"
+        with pytest.raises(UnsupportedValueError, match=told) as caught:
+            copy_in(masked, "extras/x")
+        assert caught.value.column == "extras/x"
+
     def test_a_nested_tensor_is_refused_by_name(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that nested tensors are a prototype

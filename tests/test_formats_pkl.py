@@ -15,17 +15,17 @@ import pytest
 import torch
 
 from relive.errors import CorruptFileError, UnsafePickleError
-from relive.formats import Format, PklFormat, create_format
-from relive.testing import FormatConformance, addressed, record_of
+from relive.formats import FileFormat, PklFormat, PtFormat, create_format
+from relive.testing import FileFormatConformance, addressed, record_of
 
 
-class TestConformance(FormatConformance):
-    def make_format(self) -> Format:
+class TestConformance(FileFormatConformance):
+    def make_format(self) -> FileFormat:
         return PklFormat()
 
 
-class TestUnrestrictedConformance(FormatConformance):
-    def make_format(self) -> Format:
+class TestUnrestrictedConformance(FileFormatConformance):
+    def make_format(self) -> FileFormat:
         return PklFormat(allow_pickle=True)
 
 
@@ -72,7 +72,7 @@ class TestAllowPickle:
         path = tmp_path / "trajectory.pkl"
         path.write_bytes(pickle.dumps(self.TREE))
         for form in (PklFormat(), create_format("pkl")):
-            with pytest.raises(UnsafePickleError, match=r"datetime\.date, .*allow_pickle=True"):
+            with pytest.raises(UnsafePickleError, match=r"datetime\.date, .*allow_pickle=True$"):
                 form.read_file(path)
         allowed = create_format("pkl", allow_pickle=True).read_file(path)
         assert allowed.extras == self.TREE["extras"]
@@ -91,6 +91,13 @@ class TestAllowPickle:
         with pytest.raises(UnsafePickleError):
             create_format("pt", allow_pickle=True).read_file(path)
         assert not marker.exists()
+
+    def test_without_it_pt_says_how_to_save(self, tmp_path: Path) -> None:
+        path = tmp_path / "trajectory.pt"
+        torch.save(self.TREE, path)
+        told = r"datetime\.date, .*; save it again as a dict of tensors$"
+        with pytest.raises(UnsafePickleError, match=told):
+            PtFormat().read_file(path)
 
     def test_whatever_the_file_raises_is_told(self, tmp_path: Path) -> None:
         path = tmp_path / "trajectory.pkl"

@@ -27,30 +27,30 @@ from relive.errors import (
     InvalidArgumentError,
     UnsafePickleError,
 )
-from relive.formats import FORMATS, Format, PklFormat, PtFormat, create_format
+from relive.formats import FORMATS, FileFormat, PklFormat, PtFormat, create_format
 from relive.formats.torchfile import read_torch_file
 from relive.mapped_files import map_readonly
 from relive.record import Layout, Record
 from relive.snapshot import take_snapshot
-from relive.testing import FormatConformance, addressed, differences, record_of
+from relive.testing import FileFormatConformance, addressed, differences, record_of
 from relive.trajectory import Trajectory
 
 
-class TestConformance(FormatConformance):
-    def make_format(self) -> Format:
+class TestConformance(FileFormatConformance):
+    def make_format(self) -> FileFormat:
         return PtFormat()
 
 
-class TestSmallConformance(FormatConformance):
+class TestSmallConformance(FileFormatConformance):
     """With a single mapping, so that each read evicts the one before."""
 
-    def make_format(self) -> Format:
+    def make_format(self) -> FileFormat:
         return PtFormat(most_mapped_files=1)
 
 
 class TestRegistry:
     def test_formats_are_made_by_name(self) -> None:
-        assert list(FORMATS) == ["pt", "pkl"]
+        assert list(FORMATS) == ["pt", "pkl", "memmap"]
         assert isinstance(create_format("pt"), PtFormat)
         assert isinstance(create_format("pkl"), PklFormat)
         assert all(create_format(name).name == name for name in FORMATS)
@@ -61,7 +61,7 @@ class TestRegistry:
             create_format(name)
 
 
-def write(folder: Path, number: int, form: Format | None = None) -> Record:
+def write(folder: Path, number: int, form: FileFormat | None = None) -> Record:
     snapshot = addressed(number)
     return (form or PtFormat()).write(folder, record_of(snapshot, number), snapshot, sync=False)
 
@@ -342,7 +342,7 @@ def rebuilt(content: bytes, **changed: bytes) -> bytes:
 class TestHostileFiles:
     @pytest.mark.parametrize("form", [PtFormat(), PklFormat()], ids=["pt", "pkl"])
     @pytest.mark.parametrize("kind", ["archive", "legacy", "bare pickle", "nested"])
-    def test_run_nothing(self, tmp_path: Path, form: Format, kind: str) -> None:
+    def test_run_nothing(self, tmp_path: Path, form: FileFormat, kind: str) -> None:
         marker = tmp_path / "marker"
         tree = {"rewards": torch.zeros(4, 2), "curr_obs": Marker(marker)}
         content = {

@@ -16,6 +16,7 @@ from relive.dtypes import storage_dtype
 from relive.fields import EXTENDABLE_FIELDS, FLAG_FIELDS
 from relive.formats.base import row_source
 from relive.gather import KeptRows, RowBatch, RowSource, Wanted
+from relive.output_pool import OutputPool
 from relive.record import Record
 from relive.runs import drop_extra_rows
 from relive.snapshot import Snapshot
@@ -32,6 +33,12 @@ def empties_of(record: Record) -> Mapping[str, tuple[tuple[int, ...], np.dtype[A
         )
         for column in record.layout.columns
     }
+
+
+def batch_of(
+    num_rows: int, columns: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+) -> RowBatch:
+    return RowBatch(OutputPool().take(num_rows, columns), num_rows)
 
 
 def wanted_of(
@@ -51,7 +58,7 @@ class TestRowBatch:
         trajectories = [addressed(number) for number in range(5)]
         rng = np.random.default_rng(3)
         wanted = wanted_of(trajectories, rng.integers(0, 18, (5, 40)), rng)
-        batch = RowBatch(200, empties_of(wanted[0].record))
+        batch = batch_of(200, empties_of(wanted[0].record))
         for one, snapshot in zip(wanted, trajectories, strict=True):
             batch.fill(one, row_source(snapshot))
         out = batch.finish()
@@ -73,7 +80,7 @@ class TestRowBatch:
         rng = np.random.default_rng(seed)
         rows = rng.integers(0, snapshot.num_rows, (1, 7))
         (wanted,) = wanted_of([snapshot], rows, rng)
-        batch = RowBatch(7, empties_of(wanted.record))
+        batch = batch_of(7, empties_of(wanted.record))
         batch.fill(wanted, row_source(snapshot))
         out = batch.finish()
         for name, column in snapshot.columns.items():
@@ -92,7 +99,7 @@ class TestRowBatch:
         rng = np.random.default_rng(5)
         images = rng.integers(0, 256, (18, 64, 64, 3), np.uint8)
         (wanted,) = wanted_of([addressed(0)], rng.integers(0, 18, (1, 30)), rng)
-        batch = RowBatch(30, {"image": ((64, 64, 3), np.dtype(np.uint8))})
+        batch = batch_of(30, {"image": ((64, 64, 3), np.dtype(np.uint8))})
         batch.fill(wanted, {"image": images})
         order = np.argsort(wanted.positions)
         assert np.array_equal(batch.finish()["image"], images[wanted.rows[order]])
@@ -103,7 +110,7 @@ class TestRowBatch:
         for names in (NAMES[:2], NAMES[2:], NAMES):
             (wanted,) = wanted_of([snapshot], rng.integers(0, 18, (1, 9)), rng)
             empties = empties_of(wanted.record)
-            batch = RowBatch(9, {name: empties[name] for name in names})
+            batch = batch_of(9, {name: empties[name] for name in names})
             batch.fill(wanted, source)
             out = batch.finish()
             assert tuple(out) == batch.names == names
@@ -116,7 +123,7 @@ class TestRowBatch:
         rng = np.random.default_rng(7)
         wanted = wanted_of(trajectories, rng.integers(0, 18, (2, 10)), rng)
         small, large = ((2,), np.dtype(np.float32)), ((5000,), np.dtype(np.uint8))
-        batch = RowBatch(20, {"small": small, "large": large})
+        batch = batch_of(20, {"small": small, "large": large})
         sources: list[RowSource] = [
             {"small": np.ones((18, 2), np.float32), "large": np.ones((18, 5000), np.uint8)},
             {},
@@ -134,7 +141,7 @@ class TestRowBatch:
     def test_the_caller_owns_the_batch(self) -> None:
         snapshot, rng = addressed(1), np.random.default_rng(6)
         (wanted,) = wanted_of([snapshot], rng.integers(0, 18, (1, 9)), rng)
-        batch = RowBatch(9, empties_of(wanted.record))
+        batch = batch_of(9, empties_of(wanted.record))
         batch.fill(wanted, row_source(snapshot))
         for column in batch.finish().values():
             assert column.flags.writeable

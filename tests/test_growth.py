@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import threading
 import tracemalloc
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, BinaryIO
 
 import pytest
 
+from buffers import open_store
 from programs import run_program
 from relive import Limits, TrajectoryReplayBuffer, disk, files, journal
 from relive.index_file import INDEX_NAME, METADATA_NAME
@@ -22,18 +25,10 @@ from relive.record_json import record_to_json
 from trajectories import check_rows, same_trajectory, traj
 
 
-def open_store(folder: Path, **options: Any) -> TrajectoryReplayBuffer:
-    return TrajectoryReplayBuffer(
-        **{
-            "auto_save": True,
-            "auto_save_path": folder,
-            "trajectory_format": "pkl",
-            "sample_window_size": 0,
-            "cache_size": 0,
-            "framework": "numpy",
-            **options,
-        }
-    )
+def open_lean(folder: Path, **options: Any) -> TrajectoryReplayBuffer:
+    """Open a store that keeps no rows in memory, and whose window is all of it."""
+    lean = {"sample_window_size": 0, "cache_size": 0, "framework": "numpy"}
+    return open_store(folder, **{"trajectory_format": "pkl", **lean, **options})
 
 
 def add(buffer: TrajectoryReplayBuffer, num: int) -> None:
@@ -94,7 +89,7 @@ class TestBytes:
     def test_an_addition_writes_its_rows_and_one_line(
         self, tmp_path: Path, clock: Clock, written: dict[str, list[int]]
     ) -> None:
-        with open_store(tmp_path / "store") as buffer:
+        with open_lean(tmp_path / "store") as buffer:
             add(buffer, 2)
             buffer.flush()
             costs = []
@@ -113,7 +108,7 @@ class TestBytes:
         self, tmp_path: Path, clock: Clock, written: dict[str, list[int]]
     ) -> None:
         start = clock.now
-        with open_store(tmp_path / "store") as buffer:
+        with open_lean(tmp_path / "store") as buffer:
             for _ in range(100):
                 add(buffer, 1)
                 buffer.flush()
@@ -131,7 +126,7 @@ class TestBytes:
         monkeypatch.setattr(journal, "_SMALLEST_FOLD_BYTES", 10_000)
         folder = tmp_path / "store"
         generations = set()
-        with open_store(folder, limits=Limits(max_trajectories=20)) as buffer:
+        with open_lean(folder, limits=Limits(max_trajectories=20)) as buffer:
             for _ in range(20):
                 written[JOURNAL_NAME].clear()
                 add(buffer, 10)
@@ -144,9 +139,78 @@ class TestBytes:
                 generations.add(metadata["relive"]["generation"])
             assert len(generations) >= 4
             check_rows(buffer.sample(100))
-        with open_store(folder, if_exists="resume") as buffer:
+        with open_lean(folder, if_exists="resume") as buffer:
             assert len(buffer) == 20
             assert same_trajectory(buffer.trajectory(199), traj(199, T=1, B=1))
+
+
+class Steps:
+    """Counts calls of functions, in the threads that look in while it is on."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.num: Counter[int] = Counter()
+
+    def look_in(self) -> None:
+        sys.setprofile(self.count if self.is_on else None)
+
+    def count(self, frame: FrameType, event: str, argument: Any) -> None:
+        del frame, argument
+        if event.endswith("call"):
+            self.num[threading.get_ident()] += 1
+
+
+class TestWork:
+    """What an addition does, counted and not timed; `benchmarks/run.py journal` times it."""
+
+    @pytest.mark.parametrize(
+        ("early", "late", "last"),
+        [(120, 480, 40), pytest.param(1_000, 20_000, 100, marks=pytest.mark.slow)],
+    )
+    def test_the_last_of_many_additions_do_what_the_first_did(
+        self,
+        early: int,
+        late: int,
+        last: int,
+        tmp_path: Path,
+        clock: Clock,
+        written: dict[str, list[int]],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        steps = Steps()
+        write_atomic = files.write_atomic
+
+        def look_in(path: Path, fill: Callable[[BinaryIO], None], *, sync: bool) -> int:
+            steps.look_in()  # in the writer's thread
+            return write_atomic(path, fill, sync=sync)
+
+        monkeypatch.setattr(files, "write_atomic", look_in)
+        found: list[tuple[int, int, int]] = []
+        with open_lean(tmp_path / "store") as buffer:
+            add(buffer, 1)
+            for num in (early, late):
+                while buffer.trajectory_counter < num - last:
+                    add(buffer, 1)
+                buffer.flush()
+                written.clear()
+                tracemalloc.start()
+                try:
+                    for is_on in (True, False):
+                        steps.is_on = is_on
+                        steps.look_in()
+                        add(buffer, last // 2)
+                        buffer.flush()
+                    peak = tracemalloc.get_traced_memory()[1]
+                finally:
+                    steps.is_on = False
+                    tracemalloc.stop()
+                num_bytes = sum(map(sum, written.values()))
+                found.append((sum(steps.num.values()), num_bytes, peak))
+                steps.num.clear()
+        calls, sizes, peaks = zip(*found, strict=True)
+        assert last < calls[1] < 1.2 * calls[0]
+        assert 0 < sizes[1] < 1.05 * sizes[0]
+        assert peaks[1] < 1.5 * peaks[0]
 
 
 class TestStalls:
@@ -161,7 +225,7 @@ class TestStalls:
             in_turn[-1] += 1
             return to_json(*arguments)
 
-        with open_store(tmp_path / "store") as buffer:
+        with open_lean(tmp_path / "store") as buffer:
             add(buffer, 260)
             buffer.flush()
             monkeypatch.setattr("relive.index_file.record_to_json", counted)
@@ -182,7 +246,7 @@ class TestStalls:
             is_halfway.set()
             assert may_go_on.wait(60)
 
-        with open_store(tmp_path / "store") as buffer:
+        with open_lean(tmp_path / "store") as buffer:
             add(buffer, 60)
             buffer.flush()
             clock.now += 1000.0
@@ -199,11 +263,11 @@ class TestStalls:
 class TestMemory:
     """Stores on disk that kept all in memory too grew with each episode."""
 
-    @pytest.mark.parametrize("trajectory_format", ["pt", "pkl"])
+    @pytest.mark.parametrize("trajectory_format", ["pt", "pkl", "memmap"])
     def test_the_index_takes_less_than_a_kilobyte_a_trajectory(
         self, trajectory_format: str, tmp_path: Path
     ) -> None:
-        with open_store(tmp_path / "store", trajectory_format=trajectory_format) as buffer:
+        with open_lean(tmp_path / "store", trajectory_format=trajectory_format) as buffer:
 
             def used_after(num: int) -> int:
                 add(buffer, num)
@@ -228,34 +292,37 @@ import numpy as np
 import torch
 from relive import Trajectory, TrajectoryReplayBuffer
 
-folder, form = Path(sys.argv[1]), sys.argv[2]
+folder, form, num, spare_mb = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 options = dict(
     sample_window_size=0, auto_save=True, trajectory_format=form, cache_size=2, framework="numpy"
 )
 with TrajectoryReplayBuffer(auto_save_path=folder / "store", **options) as buffer:
-    for k in range(20):
+    for k in range(num):
         states = np.full((8, 1, 1 << 20), k, np.uint8)
         buffer.add_trajectories([Trajectory(curr_obs={"states": states})])
         buffer.flush()
     buffer.sample(1)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + (100 << 20)
+    limit = pages * resource.getpagesize() + (spare_mb << 20)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     buffer.save_checkpoint(folder / "saved")
     with TrajectoryReplayBuffer(auto_save_path=folder / "other", **options) as other:
         other.load_checkpoint(folder / "saved")
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-        for k in range(20):
+        for k in range(num):
             assert (other.gather([8 * k + 3])["curr_obs"]["states"] == k).all()
 print("done")
 """
 
 
 class TestCheckpoint:
-    @pytest.mark.parametrize("trajectory_format", ["pt", "pkl"])
+    @pytest.mark.parametrize("trajectory_format", ["pt", "pkl", "memmap"])
+    @pytest.mark.parametrize(
+        ("num", "spare_mb"), [(20, 100), pytest.param(50, 200, marks=pytest.mark.slow)]
+    )
     def test_it_takes_the_memory_of_a_few_trajectories_not_of_all(
-        self, trajectory_format: str, tmp_path: Path
+        self, trajectory_format: str, num: int, spare_mb: int, tmp_path: Path
     ) -> None:
         """Pickling a buffer took seven times its size; 160 MB are saved and loaded with 100."""
-        assert run_program(SAVER, tmp_path, trajectory_format) == "done\n"
+        assert run_program(SAVER, tmp_path, trajectory_format, num, spare_mb) == "done\n"

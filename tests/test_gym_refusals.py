@@ -208,6 +208,39 @@ class TestRefusals:
         with pytest.raises(UnsupportedValueError, match="returned a tuple of"):
             next(self.rollout(lambda _: answer))
 
+    @pytest.mark.parametrize("answer", [None, (None, {})])
+    def test_a_policy_that_returns_nothing_is_named(self, answer: Any) -> None:
+        with pytest.raises(UnsupportedValueError, match=r"returned None, .*`return act") as error:
+            next(self.rollout(lambda _: answer))
+        assert error.value.column == "actions"
+
+    def test_a_policy_that_is_no_function_is_refused(self) -> None:
+        with pytest.raises(InvalidArgumentError, match="policy is a ndarray, but must be callable"):
+            self.rollout(np.zeros((4, 2)))
+
+    @pytest.mark.parametrize("num_steps", [0, -1, 1.5, None])
+    def test_a_number_of_steps_that_is_no_count_is_named(self, num_steps: Any) -> None:
+        with pytest.raises(InvalidArgumentError, match=f"num_steps is {num_steps}, but must"):
+            self.rollout(policy).parts(num_steps)
+
+    def test_a_single_environment_is_refused(self) -> None:
+        env = ScriptedEnv(0, SCRIPTS[0])
+        singles: list[Any] = [env, gymnasium.wrappers.TimeLimit(env, 5), None]
+        for single in singles:
+            with pytest.raises(InvalidArgumentError, match=r"envs is .*make_vec.*SyncVectorEnv"):
+                relive.gym.rollout(single, policy, steps_per_epoch=3)
+
+    def test_a_mask_of_the_environment_does_not_get_lost(self) -> None:
+        class Masking(SyncVectorEnv[Any, Any]):
+            def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+                obs, rewards, terminations, truncations, infos = super().step(actions)
+                masked: Any = np.ma.MaskedArray(rewards, rewards > 0)
+                return obs, masked, terminations, truncations, infos
+
+        envs = Masking(env_makers(SCRIPTS, "plain"))
+        with pytest.raises(UnsupportedValueError, match="'rewards' is a masked array"):
+            list(relive.gym.rollout(envs, policy, steps_per_epoch=3))
+
     def test_values_that_are_no_column_are_refused(self) -> None:
         with pytest.raises(UnsupportedValueError, match="returned a float as column 'versions'"):
             next(self.rollout(lambda obs: (policy(obs), {"versions": 0.5})))

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
+from buffers import open_store
 from programs import run_program
 from relive import Columns, Limits, Trajectory, TrajectoryReplayBuffer, files
 from relive.errors import (
@@ -26,10 +27,9 @@ from relive.index import Numbering
 from trajectories import check_rows, traj
 
 
-def open_store(path: Path, **options: Any) -> TrajectoryReplayBuffer:
-    return TrajectoryReplayBuffer(
-        auto_save=True, auto_save_path=path, sample_window_size=0, framework="numpy", **options
-    )
+def open_whole(path: Path, **options: Any) -> TrajectoryReplayBuffer:
+    """Open a store whose window is all of it."""
+    return open_store(path, sample_window_size=0, framework="numpy", **options)
 
 
 def save_ranks(parent: Path, num: int) -> None:
@@ -41,7 +41,7 @@ def save_ranks(parent: Path, num: int) -> None:
 
 class TestCounters:
     def test_numpy_integers_are_counted_as_plain_ones(self, tmp_path: Path) -> None:
-        with open_store(tmp_path / "store") as buffer:
+        with open_whole(tmp_path / "store") as buffer:
             buffer.add_trajectories([traj(0)])
             for _ in range(3):
                 check_rows(buffer.sample(np.uint8(200)))
@@ -82,17 +82,17 @@ class TestCounters:
             "os._exit(0)\n"
         )
         assert int(run_program(program, tmp_path / "store")) == 3
-        with open_store(tmp_path / "store", if_exists="resume") as buffer:
+        with open_whole(tmp_path / "store", if_exists="resume") as buffer:
             assert buffer.trajectory_counter == 3
 
 
 class TestFailedSync:
-    @pytest.mark.parametrize("trajectory_format", ["pt", "pkl"])
+    @pytest.mark.parametrize("trajectory_format", ["pt", "pkl", "memmap"])
     def test_what_is_tried_again_stays_as_the_index_describes_it(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trajectory_format: str
     ) -> None:
         options = {"trajectory_format": trajectory_format, "durability": "power"}
-        buffer = open_store(tmp_path / "store", **options)
+        buffer = open_whole(tmp_path / "store", **options)
         sync, failures = files.AppendFile.sync, [True]
 
         def refuse_once(self: files.AppendFile) -> None:
@@ -116,7 +116,7 @@ class TestFailedSync:
         buffer.flush()
         assert sum(name.startswith("trajectory_0_") for name in written) == 1
         buffer.close()
-        with open_store(tmp_path / "store", if_exists="resume") as again:
+        with open_whole(tmp_path / "store", if_exists="resume") as again:
             check_rows(again.sample(50))
 
 
@@ -164,7 +164,7 @@ class TestLimits:
         source.add_trajectories([traj(k) for k in range(5)])
         source.save_checkpoint(tmp_path / "saved")
         limits = Limits(max_trajectories=2)
-        with open_store(tmp_path / "store", limits=limits) as buffer:
+        with open_whole(tmp_path / "store", limits=limits) as buffer:
             buffer.load_checkpoint(tmp_path / "saved")
             buffer.flush()
             assert len(buffer) == 2

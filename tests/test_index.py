@@ -143,7 +143,7 @@ class TestIndex:
     def test_removing_what_is_not_there_removes_nothing(self) -> None:
         index = index_of(3, 2)
         version = index.version
-        with pytest.raises(EvictedError, match="trajectory 7 is not in this buffer") as caught:
+        with pytest.raises(EvictedError, match=r"7 is not in this buffer.*return_info") as caught:
             index.remove([0, 7])
         assert caught.value.ids == (7,)
         assert (len(index), index.version) == (2, version)
@@ -245,9 +245,9 @@ class TestNumbering:
         assert Numbering(9, 2, 90).not_before(Numbering(10, 1, 95)) == Numbering(11, 2, 95)
 
     def test_the_end_of_all_numbers_is_told(self) -> None:
-        with pytest.raises(InvalidArgumentError, match="exceeds int64"):
+        with pytest.raises(InvalidArgumentError, match="must fit int64"):
             Numbering(next_row_id=MAX_ROW_ID - 3).after(4)
-        with pytest.raises(InvalidArgumentError, match="rank 7 would start at row id"):
+        with pytest.raises(InvalidArgumentError, match=r"row id .* of rank 7 leaves too few"):
             Numbering(next_row_id=MAX_ROW_ID - (1 << 41)).for_rank(7, 8)
         with pytest.raises(InvalidArgumentError, match=r"trajectory id .* is too large"):
             Numbering().not_before(Numbering(1 << 62))

@@ -174,6 +174,23 @@ class TestBadIndexFiles:
             read_index(path)
         assert caught.value.path == str(path)
 
+    @pytest.mark.parametrize("forged", [{"row_shape": [10**9]}, {"dtype": "float64"}])
+    def test_a_schema_that_differs_from_the_columns_is_named(
+        self, tmp_path: Path, forged: dict[str, Any]
+    ) -> None:
+        contents = some_contents()
+        (column, *_) = contents.records[0].layout.columns
+        contents.schema = Schema({column.name: ColumnSpec(column.dtype, column.row_shape)})
+        path = tmp_path / "trajectory_index.json"
+        write(path, contents)
+        assert read_index(path)[0] == contents
+        whole = json.loads(path.read_text())
+        whole["relive"]["schema"]["columns"][column.name].update(forged)
+        path.write_text(json.dumps(whole))
+        told = rf"the schema has .* as {column.name!r}, but a trajectory has .*; restore it from"
+        with pytest.raises(CorruptFileError, match=told):
+            read_index(path)
+
     def test_one_of_a_later_release_is_told_apart(self, tmp_path: Path) -> None:
         path = tmp_path / "trajectory_index.json"
         changed(path, lambda whole: whole["relive"].update(version=2))
@@ -196,7 +213,7 @@ class TestMetadata:
     def test_what_lacks_a_field_is_named(self, tmp_path: Path, name: str, value: Any) -> None:
         path = tmp_path / "metadata.json"
         path.write_text(json.dumps({**METADATA, name: value}))
-        with pytest.raises(CorruptFileError, match="another program's file") as caught:
+        with pytest.raises(CorruptFileError, match="metadata has them all") as caught:
             read_metadata(path)
         assert caught.value.path == str(path)
 

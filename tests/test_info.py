@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from relive import Columns, Trajectory, TrajectoryReplayBuffer
 from relive.cli import main
 from relive.errors import MissingFileError
-from relive.maintenance import summarize
+from relive.maintenance import find_stores, summarize
 
 RLINF = Path(__file__).parent / "data" / "rlinf" / "v0.3.0"
 
@@ -109,6 +110,44 @@ class TestSummarize:
         assert (summary.num_trajectories, summary.writer) == (1, "")
 
 
+class TestFindStores:
+    def test_the_nearest_come_first_and_only_names_are_looked_at(self, tmp_path: Path) -> None:
+        for name in ("z", "a/b/c", "a/b/c/d/e/f"):
+            make_store(tmp_path / name).close()
+        (tmp_path / "z" / "trajectory_index.json").write_bytes(b"")
+        assert find_stores(tmp_path) == [tmp_path / "z", tmp_path / "a" / "b" / "c"]
+        assert find_stores(tmp_path, at_most=1) == [tmp_path / "z"]
+
+    def test_the_folder_itself_and_links_are_left_out(self, tmp_path: Path) -> None:
+        store = tmp_path / "store"
+        make_store(store).close()
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "elsewhere" / "link").symlink_to(store)
+        assert find_stores(store) == find_stores(tmp_path / "elsewhere") == []
+
+    def test_a_wide_folder_is_left_after_a_while(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("relive.maintenance.finding._MAX_FOLDERS", 3)
+        for name in ("a", "b", "c/store"):
+            make_store(tmp_path / name).close()
+        assert find_stores(tmp_path) == [tmp_path / "a", tmp_path / "b"]
+
+    def test_what_cannot_be_listed_is_passed_by(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(folder: str | Path) -> list[str]:
+            if Path(folder).name == "locked":
+                raise PermissionError(13, "Permission denied")
+            return listdir(folder)
+
+        make_store(tmp_path / "store").close()
+        (tmp_path / "locked").mkdir()
+        listdir: Callable[[str | Path], list[str]] = os.listdir
+        monkeypatch.setattr(os, "listdir", refuse)
+        assert find_stores(tmp_path) == [tmp_path / "store"]
+
+
 class TestInfo:
     def test_the_command_prints_counts_and_columns(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -121,6 +160,40 @@ class TestInfo:
         words = capsys.readouterr().out.split()
         for word in ("store", "20", "versions", "float32", "5"):
             assert word in words
+
+    def complaint(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> str:
+        """Return what `relive info` says of a folder that it refuses: one line."""
+        monkeypatch.setattr(sys, "argv", ["relive", "info", str(path)])
+        monkeypatch.setattr("shutil.which", lambda name: name)
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 1
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err.count("\n")) == ("", 1)
+        return captured.err.rstrip("\n")
+
+    def test_a_folder_around_stores_names_them_with_the_command(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        run = Path("a run")
+        with make_store(run / "buffer") as buffer:
+            buffer.save_checkpoint(run / "saves" / "000003" / "buffer")
+        assert self.complaint(run, monkeypatch, capsys) == (
+            "relive: 'a run' is neither a store nor a checkpoint, but holds some; "
+            "run `relive info 'a run/buffer'` or `relive info 'a run/saves/000003/buffer'`"
+        )
+        for name in ("more", "and more"):
+            make_store(run / name).close()
+        assert self.complaint(run, monkeypatch, capsys).endswith("more'`, among others")
+
+    def test_a_checkpoint_that_lacks_a_rank_says_so_and_names_no_other(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        make_store(tmp_path / "rank_1").close()
+        assert "lacks rank_0" in self.complaint(tmp_path, monkeypatch, capsys)
 
     def test_a_wrong_folder_is_one_line(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

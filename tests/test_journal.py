@@ -384,7 +384,7 @@ class TestPreviousCopies:
         (tmp_path / INDEX_NAME).write_text(json.dumps(whole))
         found = replay(tmp_path)
         assert state_of(found.contents) == model.state
-        assert any("not an index of relive" in problem for problem in found.problems)
+        assert any("an index of RLinf, but" in problem for problem in found.problems)
 
     def test_an_old_index_in_its_place_is_passed_over(self, tmp_path: Path) -> None:
         journal, model = Journal(tmp_path, None), Model()

@@ -15,7 +15,7 @@ SIZE = (5 << 30) + 3
 
 class TestLargeFields:
     @pytest.mark.slow
-    @pytest.mark.parametrize("trajectory_format", ["pt", "pkl"])
+    @pytest.mark.parametrize("trajectory_format", ["pt", "pkl", "memmap"])
     def test_one_of_five_gib_is_saved_and_loaded(
         self, tmp_path: Path, trajectory_format: str
     ) -> None:

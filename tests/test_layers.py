@@ -17,7 +17,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "relive"
 
 LAYERS = (
     ("errors", "fields"),
-    ("columns", "dtypes", "files", "libc", "locks", "mapped_files", "warning"),
+    ("columns", "dtypes", "files", "libc", "locks", "mapped_files", "memory", "warning"),
     (
         "disk_errors",
         "lifetime",
@@ -32,7 +32,7 @@ LAYERS = (
     ("interventions", "part", "trajectory"),
     ("snapshot",),
     ("record", "record_json"),
-    ("column_spec", "gather", "index", "leases", "spec", "texts"),
+    ("column_spec", "gather", "index", "leases", "output_pool", "spec", "texts"),
     ("batches", "buffer_state", "index_file"),
     ("cache", "channel", "collection", "collector", "formats", "gym", "samplers"),
     ("describe", "draws", "format_set", "journal", "journal_lines", "journal_replay"),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import warnings
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from buffers import contents_of, open_store
 from journals import Disk
 from relive import TrajectoryReplayBuffer
 from relive.errors import (
@@ -25,20 +27,19 @@ from relive.errors import (
 from trajectories import check_rows, same_trajectory, traj
 
 CHOICES = ["refuse", "resume", "overwrite"]
-FORMATS = ["pt", "pkl"]
+FORMATS = ["pt", "pkl", "memmap"]
 
 IfExists = Literal["refuse", "resume", "overwrite"]
 
 
-def open_store(folder: Path, if_exists: IfExists = "resume", **options: Any) -> Any:
-    return TrajectoryReplayBuffer(
-        auto_save=True, auto_save_path=folder, if_exists=if_exists, **options
-    )
+def reopen(folder: Path, if_exists: IfExists = "resume", **options: Any) -> TrajectoryReplayBuffer:
+    """Open a store where, as a rule, there is one."""
+    return open_store(folder, if_exists=if_exists, **options)
 
 
 def make_store(folder: Path, num: int = 3, **options: Any) -> Path:
     """Make a closed store with `traj(0)` to `traj(num - 1)`."""
-    with open_store(folder, "refuse", **options) as buffer:
+    with reopen(folder, "refuse", **options) as buffer:
         buffer.add_trajectories([traj(k) for k in range(num)])
     return folder
 
@@ -46,20 +47,11 @@ def make_store(folder: Path, num: int = 3, **options: Any) -> Path:
 def make_killed_store(folder: Path, num: int = 3, **options: Any) -> Path:
     """Make a store as a writer leaves it that is killed after it flushed: a copy of it alive."""
     alive = folder.with_name(f"{folder.name}-alive")
-    with open_store(alive, "refuse", **options) as buffer:
+    with reopen(alive, "refuse", **options) as buffer:
         buffer.add_trajectories([traj(k) for k in range(num)])
         buffer.flush()
         shutil.copytree(alive, folder)
     return folder
-
-
-def contents_of(folder: Path) -> dict[str, bytes]:
-    """Return every file of a folder but the lock, whose text may change at any opening."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "writer.lock"
-    }
 
 
 def file_of(folder: Path, trajectory_id: int) -> Path:
@@ -91,7 +83,7 @@ class TestOtherThings:
     ) -> None:
         (tmp_path / name).write_text("mine")
         with pytest.raises(StoreExistsError, match="a folder of its own"):
-            open_store(tmp_path, if_exists)
+            reopen(tmp_path, if_exists)
         assert contents_of(tmp_path) == {name: b"mine"}
 
     @pytest.mark.parametrize("name", ["notes.txt", ".draft.tmp", "trajectory_7_.pt"])
@@ -102,7 +94,7 @@ class TestOtherThings:
         (folder / name).write_text("mine")
         before = contents_of(folder)
         with pytest.raises(StoreExistsError, match=name):
-            open_store(folder, "overwrite")
+            reopen(folder, "overwrite")
         assert contents_of(folder) == before
 
     @pytest.mark.parametrize("if_exists", CHOICES)
@@ -110,9 +102,9 @@ class TestOtherThings:
         path = tmp_path / "file"
         path.write_text("mine")
         with pytest.raises(StoreExistsError, match="is a file"):
-            open_store(path, if_exists)
+            reopen(path, if_exists)
         with pytest.raises(StorageError, match="cannot be opened for writing"):
-            open_store(path / "below", if_exists)
+            reopen(path / "below", if_exists)
         assert path.read_text() == "mine"
 
 
@@ -132,7 +124,7 @@ class TestRefusingDisk:
             with disk.breaking(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of an index that was rebuilt
                 try:
-                    buffer = open_store(folder, if_exists)
+                    buffer = reopen(folder, if_exists)
                 except (OSError, ValueError) as error:
                     refusal = error
             if refusal is not None:
@@ -148,7 +140,7 @@ class TestRefusingDisk:
             assert len(os.listdir("/proc/self/fd")) <= num_descriptors
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                reopened = open_store(folder, "resume")
+                reopened = reopen(folder, "resume")
             with reopened as buffer:
                 if model is not None and if_exists == "resume":
                     check_holds(buffer, [0, 1, 2])
@@ -163,9 +155,9 @@ class TestWarnings:
         folder = make_killed_store(tmp_path / "store")
         cut(file_of(folder, 1))
         with pytest.raises(UserWarning, match="set aside"):  # as in all tests here
-            open_store(folder)
+            reopen(folder)
         with pytest.warns(UserWarning, match="set aside"):
-            open_store(folder).close()
+            reopen(folder).close()
 
     def test_bytes_that_changed_are_told_by_their_checksum(self, tmp_path: Path) -> None:
         folder = make_killed_store(tmp_path / "store")
@@ -175,7 +167,7 @@ class TestWarnings:
         block[place] ^= 1
         path.write_bytes(block)
         with pytest.warns(UserWarning, match="trajectory 2 was set aside: .*checksum"):
-            buffer = open_store(folder)
+            buffer = reopen(folder)
         with buffer:
             check_holds(buffer, [0, 1])
 
@@ -197,20 +189,32 @@ class TestDamagedTrajectory:
         folder = make_store(tmp_path / "store", trajectory_format=trajectory_format)
         path = file_of(folder, 1)
         damage(path)
-        with open_store(folder, trajectory_format=trajectory_format, cache_size=0) as buffer:
+        with reopen(folder, trajectory_format=trajectory_format, cache_size=0) as buffer:
             with pytest.raises(error, match=path.name):
                 buffer.trajectory(1)
-            with pytest.raises(error, match=path.name):
+            told = rf"{path.name}.*; restore it from a copy, or delete the trajectory$"
+            with pytest.raises(error, match=told):
                 buffer.sample(200)
             check_rows(buffer.gather([0, 11, 24, 35]))
             buffer.delete([1])
             check_holds(buffer, [0, 2])
 
+    def test_room_for_rows_that_no_trajectory_has_is_not_made(self, tmp_path: Path) -> None:
+        folder = make_store(tmp_path / "store")
+        index = json.loads((folder / "trajectory_index.json").read_text())
+        index["relive"]["schema"]["columns"]["rewards"]["row_shape"] = [10**9]
+        (folder / "trajectory_index.json").write_text(json.dumps(index))
+        told = r"the schema has float32 \[10+\] as 'rewards', but a trajectory has float32 \[\]; "
+        with pytest.warns(UserWarning, match=f"{told}the index was rebuilt"):
+            buffer = reopen(folder)
+        with buffer:
+            check_holds(buffer, [0, 1, 2])
+
     def test_a_cache_that_cannot_be_filled_is_told(self, tmp_path: Path) -> None:
         folder = make_store(tmp_path / "store")
         file_of(folder, 1).unlink()
         with pytest.warns(UserWarning, match=r"cache could not be filled: .*trajectory_1_"):
-            buffer = open_store(folder)
+            buffer = reopen(folder)
         with buffer:
             assert same_trajectory(buffer.trajectory(2), traj(2))
 
@@ -231,17 +235,17 @@ def rows_after(buffer: TrajectoryReplayBuffer) -> list[int]:
 class TestResumedStore:
     def test_it_may_be_resumed_in_another_format(self, tmp_path: Path) -> None:
         folder = make_store(tmp_path / "store", trajectory_format="pkl")
-        with open_store(folder, trajectory_format="pt") as buffer:
+        with reopen(folder, trajectory_format="pt") as buffer:
             buffer.add_trajectories([traj(3)])
-        with open_store(folder, trajectory_format="pkl", cache_size=0) as buffer:
+        with reopen(folder, trajectory_format="pkl", cache_size=0) as buffer:
             check_holds(buffer, [0, 1, 2, 3])
 
     @pytest.mark.parametrize("if_exists", ["resume", "overwrite"])
     def test_values_of_an_earlier_run_never_show(self, if_exists: IfExists, tmp_path: Path) -> None:
         folder = tmp_path / "store"
-        with open_store(folder) as buffer:
+        with reopen(folder) as buffer:
             buffer.add_trajectories([traj(0, extra={"d": np.ones((4, 3))})])
-        with open_store(folder, if_exists) as buffer:
+        with reopen(folder, if_exists) as buffer:
             if if_exists == "resume":
                 with pytest.raises(ColumnMismatchError, match="missing: extras/d"):
                     buffer.add_trajectories([traj(1)])
@@ -257,9 +261,9 @@ class TestResumedStore:
         shutil.copytree(tmp_path / "0", tmp_path / "1")
         drawn = []
         for rank in (0, 1):
-            with open_store(tmp_path / str(rank), stream=(rank,)) as buffer:
+            with reopen(tmp_path / str(rank), stream=(rank,)) as buffer:
                 drawn.append(rows(buffer))
                 expected = rows_after(buffer)
-            with open_store(tmp_path / str(rank), stream=(rank,)) as buffer:
+            with reopen(tmp_path / str(rank), stream=(rank,)) as buffer:
                 assert rows(buffer) == expected
         assert drawn[0] != drawn[1]

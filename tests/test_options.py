@@ -10,9 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relive import TrajectoryCollector, TrajectoryReplayBuffer
+from relive import Limits, TrajectoryCollector, TrajectoryReplayBuffer
 from relive.errors import InvalidArgumentError
-from relive.options import check_count, checked_names, checked_time_limit, is_count
+from relive.options import (
+    check_choice,
+    check_count,
+    check_kind,
+    checked_list,
+    checked_names,
+    checked_time_limit,
+    is_count,
+)
 
 NO_TIME_LIMITS = [-1, -0.5, float("nan"), float("inf"), 10**400, True, np.True_, "x", None, [1]]
 
@@ -29,8 +37,44 @@ class TestCounts:
         assert not is_count(number)
         with pytest.raises(InvalidArgumentError) as error:
             check_count("num_epochs", number)
+        assert str(error.value).startswith(
+            f"num_epochs is {number!r}, but must be an integer of at least 1; "
+        )
+
+    def test_what_to_do_is_told_by_what_is_wrong(self) -> None:
+        with pytest.raises(InvalidArgumentError, match=r"; give 3 or more$"):
+            check_count("num_epochs", 2, 3)
+        with pytest.raises(InvalidArgumentError, match=r"; give a whole number, as int\(\)"):
+            check_count("num_epochs", 3.5)
+
+
+class TestChoices:
+    def test_the_nearest_is_asked_for(self) -> None:
+        with pytest.raises(InvalidArgumentError, match=r"'b', but .*; choose one of these$"):
+            check_choice("if_exists", "b", ("refuse", "resume"))
+        with pytest.raises(InvalidArgumentError, match=r"'resum', .*; did you mean 'resume'\?$"):
+            check_choice("if_exists", "resum", ("refuse", "resume"))
+
+    def test_a_kind_says_how_to_come_by_it(self) -> None:
+        with pytest.raises(InvalidArgumentError, match="is 'no', but must be bool; give True or F"):
+            check_kind("auto_save", "no", bool)
+        with pytest.raises(InvalidArgumentError, match=r"must be Limits or None; build one"):
+            check_kind("limits", 5, Limits, type(None))
+
+
+class TestCheckedLists:
+    def test_any_number_of_things_become_a_list(self) -> None:
+        assert checked_list("ids", iter([3, 4]), "ids") == [3, 4]
+
+    @pytest.mark.parametrize(
+        ("given", "told"),
+        [(None, "None"), (0, "0"), ("ab", "'ab'"), (b"a", "b'a'"), (Limits(), "one Limits")],
+    )
+    def test_one_thing_is_told_to_go_into_brackets(self, given: object, told: str) -> None:
+        with pytest.raises(InvalidArgumentError) as error:
+            checked_list("ids", given, "trajectory ids")
         assert str(error.value) == (
-            f"num_epochs is {number!r}, but must be an integer of at least 1"
+            f"ids is {told}, but must be a list of trajectory ids; put one in brackets"
         )
 
 

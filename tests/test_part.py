@@ -88,7 +88,7 @@ class TestTrajectoryPart:
     )
     def test_a_wrong_number_is_named(self, name: str, number: Any, lowest: int) -> None:
         with pytest.raises(
-            InvalidArgumentError, match=rf"^{name} of .*'g' is .* at least {lowest}$"
+            InvalidArgumentError, match=rf"^{name} of .*'g' is .* at least {lowest}; "
         ):
             make_part(**{name: number})
 

@@ -149,7 +149,9 @@ class TestOneFolder:
 
 
 class TestRankFolders:
-    @pytest.mark.parametrize(("world", "then"), [(1, 3), (2, 4), (3, 2), (4, 1), (10, 3), (3, 16)])
+    @pytest.mark.parametrize(
+        ("world", "then"), [(1, 3), (2, 4), (3, 2), (4, 1), (10, 3), (16, 4), (3, 16)]
+    )
     def test_another_world_loads_what_all_ranks_saved(
         self, world: int, then: int, tmp_path: Path
     ) -> None:

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import copy
 import enum
+import pickle
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,12 @@ import torch
 from hypothesis import given, settings
 
 from relive.dtypes import TEXT
-from relive.errors import ColumnMismatchError, CorruptFileError, UnsupportedValueError
+from relive.errors import (
+    ColumnMismatchError,
+    CorruptFileError,
+    InvalidArgumentError,
+    UnsupportedValueError,
+)
 from relive.fields import EXTENDABLE_FIELDS
 from relive.snapshot import Snapshot, restore, take_snapshot
 from relive.testing import addressed, differences, trajectories
@@ -38,9 +46,9 @@ class Blob(bytes):
     pass
 
 
-def taken(**fields: Any) -> Snapshot:
+def taken(**values: Any) -> Snapshot:
     """A snapshot of T = 3, B = 2."""
-    return take_snapshot(Trajectory(**{"rewards": ROWS, **fields}))
+    return take_snapshot(Trajectory(**{"rewards": ROWS, **values}))
 
 
 class TestRoundTrip:
@@ -244,12 +252,49 @@ class TestFields:
             take_snapshot(value)
 
     def test_a_dict_in_the_place_of_a_tensor_is_refused(self) -> None:
-        with pytest.raises(UnsupportedValueError, match=r"'actions' is a dict, .* tensor or array"):
+        told = r"'actions' is a dict, .* a tensor or array; give extras=\{\.\.\.\}$"
+        with pytest.raises(UnsupportedValueError, match=told):
             taken(actions={"x": ROWS})
 
     def test_a_tensor_in_the_place_of_a_dict_is_refused(self) -> None:
-        with pytest.raises(UnsupportedValueError, match=r"'curr_obs' is a ndarray, .* a dict"):
+        told = r"'curr_obs' is a ndarray, but it holds a dict; give curr_obs={'states': \.\.\.}"
+        with pytest.raises(UnsupportedValueError, match=told):
             taken(curr_obs=ROWS)
+
+    def test_a_misspelt_one_is_refused_and_the_nearest_named(self) -> None:
+        trajectory: Any = Trajectory()
+        with pytest.raises(InvalidArgumentError, match=r"^reward is no .* did you mean 'rewards'"):
+            trajectory.reward = ROWS
+        with pytest.raises(InvalidArgumentError, match=r"loss_mask is .* put further .* extras$"):
+            trajectory.loss_mask = ROWS
+        assert vars(trajectory).keys() == {spec.name for spec in fields(Trajectory)}
+
+    def test_each_may_be_assigned_copied_and_pickled(self) -> None:
+        trajectory = Trajectory()
+        for spec in fields(Trajectory):
+            setattr(trajectory, spec.name, spec.name)
+        for again in (copy.deepcopy(trajectory), pickle.loads(pickle.dumps(trajectory))):
+            assert again == trajectory
+        assert replace(trajectory, rewards=3).rewards == 3
+
+    def test_a_subclass_may_have_more(self) -> None:
+        @dataclass
+        class Longer(Trajectory):
+            loss_mask: Any = None
+
+            @property
+            def length(self) -> int:
+                return int(self.max_episode_length)
+
+            @length.setter
+            def length(self, length: int) -> None:
+                self.max_episode_length = length
+
+        longer: Any = Longer(loss_mask=ROWS)
+        longer.loss_mask, longer.length, longer._note = None, 5, "mine"
+        assert (longer.loss_mask, longer.max_episode_length, longer._note) == (None, 5, "mine")
+        with pytest.raises(InvalidArgumentError, match=r"no field of Longer, .*'loss_mask'"):
+            longer.loss_masks = ROWS
 
     @pytest.mark.parametrize("length", [-1, 1.0, True, None, "3"])
     def test_a_length_that_is_no_count_is_refused(self, length: Any) -> None:

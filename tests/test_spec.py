@@ -90,6 +90,29 @@ class TestLaterTrajectories:
             assert told in str(caught.value)
         assert caught.value.column == "extras/a"
 
+    @pytest.mark.parametrize(
+        ("dtype", "told"),
+        [
+            ("float32", r"convert extras/x with \.astype\('float32'\) or \.to\(torch\.float32\)$"),
+            ("bfloat16", r"; convert extras/x with \.to\(torch\.bfloat16\)$"),
+        ],
+    )
+    def test_another_type_is_told_to_be_converted(self, dtype: str, told: str) -> None:
+        first = torch.zeros(T, B, dtype=getattr(torch, dtype))
+        schema = schema_of(Columns(), take_snapshot(Trajectory(rewards=first, extras={"x": first})))
+        other = Trajectory(rewards=first, extras={"x": column(dtype="float64")})
+        with pytest.raises(ColumnMismatchError, match=told) as caught:
+            admit(schema, Columns(), take_snapshot(other))
+        assert "Columns(" not in str(caught.value)
+
+    def test_a_type_is_told_beside_what_is_to_be_declared(self) -> None:
+        schema = schema_of(Columns(), snapshot(a=column(), b=column(2)))
+        told = r"; convert extras/a with .*, and make the columns alike, .*optional="
+        retyped = column(dtype="int8")
+        for other in (snapshot(a=retyped), snapshot(a=retyped, b=column())):
+            with pytest.raises(ColumnMismatchError, match=told):
+                admit(schema, Columns(), other)
+
     def test_a_column_with_spaces_in_its_name_is_named_whole(self) -> None:
         schema = schema_of(Columns(), snapshot(**{"my column": column()}))
         with pytest.raises(ColumnMismatchError) as caught:
@@ -316,6 +339,7 @@ class TestJson:
             {"defaults": {"x": "text"}},
             {"defaults": {"y": "text"}},
             {"unseen": ["x"]},
+            {"unseen": ["x"], "defaults": {"x": {"dtype": "float32", "value": 0}}},
             {"unseen": 3},
         ],
     )

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from buffers import open_buffer
 from relive import Limits, SampleInfo, TrajectoryReplayBuffer
 from relive.errors import ClosedError, EmptyBufferError, EvictedError
 from trajectories import (
@@ -26,7 +27,7 @@ from trajectories import (
     trajectory_files,
 )
 
-KINDS = ["memory", "pt", "pkl"]
+KINDS = ["memory", "pt", "pkl", "memmap"]
 
 
 @pytest.fixture(autouse=True)
@@ -38,13 +39,10 @@ def tiny_switch_interval() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def open_buffer(kind: str, folder: Path, **options: Any) -> TrajectoryReplayBuffer:
-    options = {"sample_window_size": 3, "cache_size": 1, "framework": "numpy", **options}
-    if kind == "memory":
-        return TrajectoryReplayBuffer(**options)
-    return TrajectoryReplayBuffer(
-        auto_save=True, auto_save_path=folder / "store", trajectory_format=kind, **options
-    )
+def open_small(kind: str, folder: Path, **options: Any) -> TrajectoryReplayBuffer:
+    """Open a buffer that remembers little, so that threads meet at the disk."""
+    small = {"sample_window_size": 3, "cache_size": 1, "framework": "numpy"}
+    return open_buffer(kind, folder, **{**small, **options})
 
 
 def number_of(trajectory_id: int) -> int:
@@ -175,13 +173,13 @@ class TestCrowd:
         self, kind: str, seconds: float, tmp_path: Path
     ) -> None:
         limits = Limits(max_trajectories=5) if kind != "memory" else None
-        with open_buffer(kind, tmp_path, limits=limits) as buffer:
+        with open_small(kind, tmp_path, limits=limits) as buffer:
             buffer.add_trajectories([traj(0, T=16, B=8)])
             Crowd(buffer, tmp_path).run(seconds)
             num_held = len(buffer)
         if kind != "memory":
             assert len(trajectory_files(tmp_path / "store")) == num_held <= 5
-            with open_buffer(kind, tmp_path, if_exists="resume") as buffer:
+            with open_small(kind, tmp_path, if_exists="resume") as buffer:
                 assert len(buffer) == num_held
                 check_batch(*buffer.sample(64, return_info=True))
 
@@ -189,7 +187,7 @@ class TestCrowd:
 class TestAdders:
     @pytest.mark.parametrize("kind", KINDS)
     def test_each_addition_has_ids_of_its_own_in_one_piece(self, kind: str, tmp_path: Path) -> None:
-        with open_buffer(kind, tmp_path, sample_window_size=0) as buffer:
+        with open_small(kind, tmp_path, sample_window_size=0) as buffer:
             with ThreadPoolExecutor(4) as pool:
                 pairs = [[traj(2 * n, T=2), traj(2 * n + 1, T=3)] for n in range(20)]
                 all_ids = list(pool.map(buffer.add_trajectories, pairs))
@@ -204,7 +202,7 @@ class TestLoads:
     def test_no_batch_mixes_what_was_with_what_is_loaded(self, kind: str, tmp_path: Path) -> None:
         for name, first in (("a", 100), ("b", 200)):
             make_checkpoint(tmp_path / name, [traj(first + k) for k in range(3)])
-        with open_buffer(kind, tmp_path) as buffer:
+        with open_small(kind, tmp_path) as buffer:
             buffer.load_checkpoint(tmp_path / "a")
 
             def sample() -> None:
@@ -228,7 +226,7 @@ class TestClear:
     def test_who_samples_gets_whole_rows_or_is_told_that_there_are_none(
         self, kind: str, tmp_path: Path
     ) -> None:
-        with open_buffer(kind, tmp_path, cache_size=0) as buffer:
+        with open_small(kind, tmp_path, cache_size=0) as buffer:
 
             def sample() -> None:
                 with suppress(EmptyBufferError):
@@ -249,7 +247,7 @@ class TestClose:
     def test_whoever_comes_later_is_told_so_and_all_is_stored(
         self, kind: str, tmp_path: Path
     ) -> None:
-        buffer = open_buffer(kind, tmp_path, cache_size=0)
+        buffer = open_small(kind, tmp_path, cache_size=0)
         buffer.add_trajectories([traj(k, T=40, B=8, wide=True) for k in range(3)])
 
         def sample() -> None:
@@ -261,11 +259,11 @@ class TestClose:
             for one in running:
                 one.result()
         if kind != "memory":
-            with open_buffer(kind, tmp_path, if_exists="resume") as buffer:
+            with open_small(kind, tmp_path, if_exists="resume") as buffer:
                 assert len(buffer) == 3
 
     def test_an_addition_is_stored_or_refused(self, tmp_path: Path) -> None:
-        buffer = open_buffer("pt", tmp_path, sample_window_size=0)
+        buffer = open_small("pt", tmp_path, sample_window_size=0)
         added: list[int] = []
         has_begun = threading.Event()
 
@@ -279,16 +277,16 @@ class TestClose:
             buffer.close()
             running.result()
         assert len(buffer) == len(added)
-        with open_buffer("pt", tmp_path, if_exists="resume", sample_window_size=0) as buffer:
+        with open_small("pt", tmp_path, if_exists="resume", sample_window_size=0) as buffer:
             assert len(buffer) == len(added)
             for trajectory_id in added:
                 assert same_trajectory(buffer.trajectory(trajectory_id), traj(trajectory_id))
 
     def test_several_threads_may_close_at_once(self, tmp_path: Path) -> None:
-        buffer = open_buffer("pt", tmp_path)
+        buffer = open_small("pt", tmp_path)
         buffer.add_trajectories([traj(0)])
         with ThreadPoolExecutor(4) as pool:
             for one in [pool.submit(buffer.close) for _ in range(4)]:
                 one.result()
-        with open_buffer("pt", tmp_path, if_exists="resume") as buffer:
+        with open_small("pt", tmp_path, if_exists="resume") as buffer:
             assert len(buffer) == 1

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from relive.columns import SEPARATOR, Tree, unflatten
 from relive.dtypes import TEXT, has_numpy_type
 from relive.errors import ColumnMismatchError, InvalidArgumentError, UnsupportedValueError
+from relive.options import nearest
 from relive.spec import Schema
 from relive.tensors import Framework, wrap_out
 from relive.texts import strings_of
@@ -61,12 +62,16 @@ def choose_columns(schema: Schema, wanted: Sequence[str] | None, framework: Fram
         given: object = wanted
         if isinstance(given, str) or not isinstance(given, Sequence) or not given:
             raise InvalidArgumentError(
-                f"columns is {wanted!r}, but must be a list of at least one column name, or None"
+                f"columns is {wanted!r}, but must be a list of at least one column name, or None; "
+                "put one name in brackets, or leave it out for all"
             )
         for name in wanted:
             if not any(_is_in(column, name) for column in names):
+                close = nearest(name, names)
+                cure = f"did you mean {close!r}?" if close else "choose one of these"
                 raise ColumnMismatchError(
-                    f"column {name!r} is not in this buffer, which has {', '.join(names)}",
+                    f"column {name!r} is not in this buffer, but must be one of its columns "
+                    f"{', '.join(names)}; {cure}",
                     column=str(name),
                 )
         names = [column for column in names if any(_is_in(column, name) for name in wanted)]

@@ -41,6 +41,7 @@ from relive.options import (
     check_choice,
     check_count,
     check_kind,
+    checked_list,
     checked_path,
     checked_stream,
     checked_time_limit,
@@ -173,15 +174,20 @@ class TrajectoryReplayBuffer(BufferReader):
             else open_folder(folder, self._formats, if_exists=if_exists, break_lock=break_lock)
         )
         disk = None if opened is None else self._open_disk(opened, durability)
-        store = Store(
-            disk=disk,
-            cache=self._cache,
-            limits=limits,
-            remembered=sample_window_size,
-            declared=self._columns,
-            on_add=draws.on_add,
-            on_remove=draws.on_remove,
-        )
+        try:
+            store = Store(
+                disk=disk,
+                cache=self._cache,
+                limits=limits,
+                remembered=sample_window_size,
+                declared=self._columns,
+                on_add=draws.on_add,
+                on_remove=draws.on_remove,
+            )
+        except BaseException:  # Ctrl+C among others: the folder must not stay locked
+            if disk is not None:
+                disk.abandon()
+            raise
         super().__init__(store, draws, sample_window_size=sample_window_size, framework=framework)
         if disk is not None and opened is not None and opened.found is not None:
             try:
@@ -246,12 +252,8 @@ class TrajectoryReplayBuffer(BufferReader):
             ForkedError: This is a forked copy.
         """
         self._check_writable()
-        if isinstance(trajectories, Trajectory) or not isinstance(trajectories, Iterable):
-            raise InvalidArgumentError(
-                f"trajectories is one {type(trajectories).__name__}, but must be a list; put it in "
-                "brackets"
-            )
-        return self._store.put([take_snapshot(trajectory) for trajectory in trajectories])
+        given = checked_list("trajectories", trajectories, "trajectories")
+        return self._store.put([take_snapshot(trajectory) for trajectory in given])
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything added so far is stored as `durability` says.
@@ -285,8 +287,7 @@ class TrajectoryReplayBuffer(BufferReader):
             ForkedError: This is a forked copy.
         """
         self._check_writable()
-        check_kind("trajectory_ids", trajectory_ids, Iterable)
-        ids = list(trajectory_ids)
+        ids = checked_list("trajectory_ids", trajectory_ids, "trajectory ids")
         for trajectory_id in ids:
             check_count("a trajectory id", trajectory_id, 0)
         self._store.delete(ids)
@@ -420,6 +421,7 @@ class TrajectoryReplayBuffer(BufferReader):
             window = self.sample_window_size or len(entries)
             if is_distributed:
                 numbering = numbering.for_rank(local_rank, world_size)
+            cached = self._cache.max_size if self._formats.own.needs_cache else 0
             num_aside = restore_entries(
                 self._store,
                 self._formats,
@@ -427,7 +429,7 @@ class TrajectoryReplayBuffer(BufferReader):
                 numbering=numbering.not_before(self._store.index.numbering),
                 schema=checkpoint.schema,
                 declared=self._columns,
-                num_in_memory=min(len(entries), self._cache.max_size if self.auto_save else window),
+                num_in_memory=min(len(entries), cached if self.auto_save else window),
             )
         # the counter keeps a later load from repeating the draws of this one
         counter = checkpoint.numbering.next_trajectory_id

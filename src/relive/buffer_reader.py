@@ -130,11 +130,14 @@ class BufferReader:
         check_kind("return_info", return_info, bool)
         if text not in ("strings", "codes") or (text == "codes" and not return_info):
             raise InvalidArgumentError(
-                f"text is {text!r}, but must be 'strings', or 'codes' with return_info=True"
+                f"text is {text!r}, but must be 'strings', or 'codes' with return_info=True; codes "
+                "need the tables in info.texts"
             )
         with self._store.view(self.sample_window_size) as view:
             if not view.window.num_rows or view.schema is None:
-                raise EmptyBufferError("the window holds no row; call add_trajectories() first")
+                raise EmptyBufferError(
+                    "the window has no row, but a draw needs one; call add_trajectories() first"
+                )
             names = choose_columns(view.schema, columns, self._framework)
             draw = self._draws.draw(view.window, num_chunks)
             needs = list(self._draws.sampler.needs)
@@ -152,9 +155,7 @@ class BufferReader:
     def _info(self, view: View, draw: Draw, tables: Mapping[str, Sequence[str]]) -> SampleInfo:
         position, rows = view.window.locate(draw.row_ids)
         trajectory_ids = view.window.trajectory_ids[position]
-        distinct, places = np.unique(trajectory_ids, return_inverse=True)
-        records = [self._store.find(trajectory_id)[0] for trajectory_id in distinct.tolist()]
-        num_envs = np.array([record.num_envs for record in records], np.int64)[places]
+        num_envs = view.window.num_envs[position]
         return SampleInfo(
             row_ids=draw.row_ids,
             trajectory_ids=trajectory_ids,
@@ -191,7 +192,8 @@ class BufferReader:
             ids = np.empty(0)  # of lists of several lengths
         if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
             raise InvalidArgumentError(
-                f"row_ids is {row_ids!r:.200}, but must be integers [N] with N of at least 1"
+                f"row_ids is {row_ids!r:.200}, but must be integers [N] with N of at least 1; give "
+                "such as info.row_ids of sample(..., return_info=True)"
             )
         with self._store.view(0) as view:
             if view.schema is None:
@@ -314,4 +316,4 @@ class BufferReader:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ClosedError("the buffer is closed; open another one")
+            raise ClosedError("the buffer is closed, but only an open one is of use; open another")

@@ -22,6 +22,7 @@ from relive.errors import (
     StoreExistsError,
 )
 from relive.format_set import FormatSet
+from relive.formats.base import Copier
 from relive.formats.checksum import checksums
 from relive.index import Window
 from relive.index_file import (
@@ -120,6 +121,7 @@ def write_trajectories(
         OSError: The disk refused.
     """
     records = []
+    copiers: dict[str, Copier] = {}
     for trajectory_id in window.trajectory_ids.tolist():
         record, resident = store.find(trajectory_id)
         if resident is not None:
@@ -127,7 +129,10 @@ def write_trajectories(
             record = formats.own.write(folder, summed, resident.snapshot, sync=True)
         else:
             assert store.disk is not None, "without a disk every trajectory is in memory"
-            formats.of(record).copy_to(store.disk.folder, record, folder, sync=True)
+            if record.format not in copiers:
+                form = formats.of(record)
+                copiers[record.format] = form.copier(store.disk.folder, folder, sync=True)
+            record = copiers[record.format](record)
         records.append(record)
     return records
 
@@ -142,12 +147,12 @@ def _check_place(path: Path) -> None:
             path=str(path),
         )
     names = files.list_names(path)
-    ours = re.compile(r"trajectory_\d+_.*\.[a-z]+|trajectory_index\.json|metadata\.json")
+    ours = re.compile(r"trajectory_\d+_.*\.[a-z]+|trajectory_index\.json|metadata\.json|segments")
     others = [name for name in names if not ours.fullmatch(name)]
     if others or (names and METADATA_NAME not in names):
         raise StoreExistsError(
-            f"{str(path)!r} holds {', '.join((others or names)[:3])}, so it is not a checkpoint "
-            "that could be replaced; choose a folder of its own",
+            f"{str(path)!r} holds {', '.join((others or names)[:3])}, but only a checkpoint or an "
+            "empty folder is replaced by one; choose a folder of its own",
             path=str(path),
         )
 

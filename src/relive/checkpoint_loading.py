@@ -21,10 +21,11 @@ from relive.disk_errors import naming_disk_errors
 from relive.errors import CorruptFileError, StorageError
 from relive.folder import INCOMING_PREFIX
 from relive.format_set import FormatSet
+from relive.formats.base import Copier
 from relive.formats.checksum import checksums
 from relive.formats.layouts import layout_of
 from relive.index import Numbering
-from relive.record import Record
+from relive.record import NOTHING, Record
 from relive.snapshot import Snapshot, take_snapshot
 from relive.spec import Columns, Schema, admit, conform
 from relive.store import Store
@@ -52,6 +53,7 @@ class _Loading:
         self.snapshots: dict[int, Snapshot] = {}
         """Rows of those that go into memory."""
         self._disk = store.disk
+        self._copiers: dict[tuple[str, Path], Copier] = {}
         self._formats = formats
         self._declared = declared
         self._present = {record.uuid: record for record in store.index}
@@ -79,7 +81,7 @@ class _Loading:
 
     def _read_foreign(self, entry: Entry) -> Snapshot:
         path = entry.path(self._formats)
-        snapshot = take_snapshot(self._formats.named(entry.format).read_file(path))
+        snapshot = take_snapshot(self._formats.with_files(entry.format).read_file(path))
         if snapshot.num_rows != entry.num_rows:
             raise CorruptFileError(
                 f"{str(path)!r} holds {snapshot.num_rows} rows, but the index says "
@@ -91,8 +93,21 @@ class _Loading:
     def hold(self, entry: Entry) -> None:
         """Read a trajectory for a store that keeps everything in memory."""
         record, snapshot = self.read(entry)
+        record = replace(record, format="", location=NOTHING)  # no file of this store has it
         self.records.append(record)
         self.snapshots[record.trajectory_id] = snapshot
+
+    def _must_be_rewritten(self, record: Record, ids: tuple[int, int]) -> bool:
+        is_renumbered = (record.trajectory_id, record.first_row_id) != ids
+        return is_renumbered and self._formats.of(record).ids_are_in_files
+
+    def _copier(self, name: str, source: Path, incoming: Path) -> Copier:
+        assert self._disk is not None, "without a disk trajectories are held"
+        if (name, source) not in self._copiers:
+            form = self._formats.named(name)
+            copier = form.copier(source, incoming, sync=True, store=self._disk.folder)
+            self._copiers[name, source] = copier
+        return self._copiers[name, source]
 
     def bring(self, entry: Entry, incoming: Path, *, to_memory: bool) -> None:
         """Bring a trajectory's file into a folder, unless the store has it already.
@@ -105,8 +120,10 @@ class _Loading:
         assert self._disk is not None, "without a disk trajectories are held"
         formats, folder = self._formats, incoming
         record, snapshot, ids = entry.record, None, (entry.trajectory_id, entry.first_row_id)
-        if record is None or (record.trajectory_id, record.first_row_id) != ids:
+        if record is None or self._must_be_rewritten(record, ids):
             record, snapshot = self.read(entry)
+        else:
+            record = replace(record, trajectory_id=ids[0], first_row_id=ids[1])
         stored = self._present.get(record.uuid)
         if (
             stored is not None
@@ -118,7 +135,7 @@ class _Loading:
         elif snapshot is not None:
             record = formats.own.write(incoming, record, snapshot, sync=True)
         else:
-            formats.of(record).copy_to(entry.folder, record, incoming, sync=True)
+            record = self._copier(record.format, entry.folder, incoming)(record)
         self.records.append(record)
         if to_memory:
             if snapshot is None:
@@ -156,6 +173,23 @@ def restore_entries(
         CorruptFileError: A file is cut, damaged or another program's.
         StorageError: The disk refused.
     """
+    own = None if store.disk is None else store.disk.folder
+    try:
+        return _restore(store, formats, entries, numbering, schema, declared, num_in_memory)
+    finally:
+        for folder in {entry.folder for entry in entries} - {own}:
+            formats.release(folder)
+
+
+def _restore(
+    store: Store,
+    formats: FormatSet,
+    entries: Sequence[Entry],
+    numbering: Numbering,
+    schema: Schema | None,
+    declared: Columns,
+    num_in_memory: int,
+) -> int:
     loading = _Loading(store, formats, declared)
     if schema is not None:
         loading.schema = conform(schema, declared)

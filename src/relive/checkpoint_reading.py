@@ -61,7 +61,7 @@ class Entry:
         """Return its file."""
         if self.record is not None:
             return formats.of(self.record).path(self.folder, self.record)
-        suffix = formats.named(self.format).suffix
+        suffix = formats.with_files(self.format).suffix
         name = (
             f"trajectory_{self.foreign['trajectory_id']}_{self.foreign['model_weights_id']}{suffix}"
         )
@@ -151,8 +151,8 @@ def _read_folder(folder: Path, formats: FormatSet) -> Checkpoint:
         return _read_foreign(folder, metadata, foreign, formats)
     if ours.get("index_xxh3", digest) != digest:
         raise CorruptFileError(
-            f"{str(folder / INDEX_NAME)!r} is not the index that {METADATA_NAME} was written for; "
-            "restore the folder from a copy",
+            f"{str(folder / INDEX_NAME)!r} is another index, but must be the one that "
+            f"{METADATA_NAME} was written for; restore the folder from a copy",
             path=str(folder / INDEX_NAME),
         )
     entries = _entries_of(folder, contents.records.values(), formats)
@@ -218,12 +218,14 @@ def _check_foreign(path: Path, entry: Any) -> None:
     ):
         raise CorruptFileError(
             f"{str(path)!r} has the entry {entry!r:.200}, but an entry has trajectory_id, "
-            "num_samples and model_weights_id",
+            "num_samples and model_weights_id; restore the folder from a copy",
             path=str(path),
         )
     if "/" in weights_id or "\0" in weights_id:
         raise CorruptFileError(
-            f"{str(path)!r} names {weights_id!r}, which leads out of the folder", path=str(path)
+            f"{str(path)!r} names {weights_id!r:.100}, but a weights id with '/' leads out of the "
+            "folder; restore the folder from a copy, or do not load it",
+            path=str(path),
         )
 
 
@@ -242,15 +244,16 @@ def _merge(parts: Sequence[Checkpoint], path: Path) -> Checkpoint:
     schemas = [part.schema for part in parts if part.schema is not None]
     if any(schema.columns != schemas[0].columns for schema in schemas):
         raise ColumnMismatchError(
-            f"the rank folders in {str(path)!r} hold different columns: "
-            f"{' / '.join(', '.join(schema.columns) for schema in schemas)}"
+            f"the rank folders in {str(path)!r} hold different columns "
+            f"({' / '.join(', '.join(schema.columns) for schema in schemas)}), but are joined only "
+            "when alike; load them one by one"
         )
     entries = [entry for part in parts for entry in part.entries]
     uuids = [entry.record.uuid for entry in entries if entry.record is not None]
     if len(set(uuids)) != len(uuids):
         raise CorruptFileError(
-            f"the rank folders in {str(path)!r} hold one trajectory twice; do they come from the "
-            "same run?",
+            f"the rank folders in {str(path)!r} hold a trajectory twice, but each rank saves its "
+            "own; restore the folders of one save, or load them one by one",
             path=str(path),
         )
     numbering = Numbering(

@@ -120,7 +120,7 @@ class TrajectoryCollector:
         if not self._stall_timeout_s:
             raise InvalidArgumentError(
                 f"stall_timeout_s is {stall_timeout_s!r}, but must be above 0, since no part comes "
-                "at once"
+                "at once; give the longest time between two parts"
             )
         self._max_episode_length = check_count("max_episode_length", max_episode_length, 0)
         check_kind("bootstrap_values", bootstrap_values, bool)
@@ -162,11 +162,14 @@ class TrajectoryCollector:
         given: object = part
         if not isinstance(given, TrajectoryPart):
             raise UnsupportedValueError(
-                f"part is a {type(given).__name__}, but only a TrajectoryPart can be added"
+                f"part is a {type(given).__name__}, but only a TrajectoryPart can be added; make "
+                "one with relive.TrajectoryPart(...)"
             )
         with self._lock:
             if self._is_closed:
-                raise ClosedError("the collector is closed, but only an open one takes parts")
+                raise ClosedError(
+                    "the collector is closed, but only an open one takes parts; make another"
+                )
             try:
                 blocks = self._assembly.add(part, monotonic())
             except ReplayError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +19,7 @@ from relive.errors import StorageWriteError
 from relive.folder import OpenedFolder, finish_moves, naming_folder, set_aside
 from relive.format_set import FormatSet
 from relive.formats.checksum import checksums
-from relive.index import Numbering
+from relive.index import Index, Numbering
 from relive.index_file import METADATA_NAME, IndexContents, write_metadata
 from relive.journal import Journal
 from relive.record import Record
@@ -73,6 +72,7 @@ class Disk:
         with naming_folder(self.folder):
             self._journal = Journal(self.folder, opened.found)
         self._writer = Writer(f"relive writer of {self.folder.name}", self._do_idle_work)
+        self._forgotten: dict[int, Record] = {}  # as they were stored, until they are removed
         self._unsynced: list[Record] = []
         self._unsynced_bytes = 0
         self._unsynced_since = 0.0
@@ -100,8 +100,8 @@ class Disk:
         """
         if not self._is_in_place:
             raise StorageWriteError(
-                f"the files that the last load brought into {str(self.folder)!r} are not all in "
-                "their places, but rows are read from there; make room on the disk and call flush()",
+                f"files that the last load brought into {str(self.folder)!r} are not all in their "
+                "places, but rows are read from there; make room on the disk and call flush()",
                 path=str(self.folder),
             )
 
@@ -173,9 +173,11 @@ class Disk:
         """
 
         def run() -> None:
-            known = [n for n in trajectory_ids if n in self._journal.contents.records]
+            held = self._journal.contents.records
+            known = {n: held[n] for n in trajectory_ids if n in held}
             if known:
                 self._journal.remove(known)
+                self._forgotten |= known
             self._journal.set_schema(schema)
             self._journal.set_numbering(numbering)
             self._is_exported = False
@@ -183,11 +185,13 @@ class Disk:
         self._writer.submit(Job("the index", run))
 
     def remove(self, record: Record) -> None:
-        """Queue the removal of a forgotten trajectory's file."""
+        """Queue the removal of a forgotten trajectory's file; it is told to `forget` first."""
 
         def run() -> None:
-            form = self.formats.named(record.format) if record.format else self.formats.own
-            form.remove(self.folder, record)
+            stored = self._forgotten.get(record.trajectory_id)
+            if stored is not None:
+                self.formats.of(stored).remove(self.folder, stored)
+                del self._forgotten[record.trajectory_id]
 
         self._writer.submit(Job(f"the removal of trajectory {record.trajectory_id}", run))
 
@@ -266,6 +270,7 @@ class Disk:
                 leaving.clear()  # when tried again, others may stand in their places
             finish_moves(self.folder, self.formats, loaded, incoming.name)
             self._journal.mark_moved()
+            self.formats.take_up(self.folder, Index(self._journal.contents.records.values()))
             self._is_in_place = True
             self._is_exported = False
             self._export(is_closing=False)
@@ -341,10 +346,13 @@ class Disk:
 
     def _sync(self) -> None:
         """Put everything stored so far on the disk, and note it in the journal."""
+        held = self._journal.contents.records
+        by_format: dict[str, list[Record]] = {}
         for record in self._unsynced:
-            if record.trajectory_id in self._journal.contents.records:
-                with suppress(FileNotFoundError):  # whoever reads it is told
-                    self.formats.of(record).sync(self.folder, record)
+            if record.trajectory_id in held:
+                by_format.setdefault(record.format, []).append(record)
+        for name, records in by_format.items():
+            self.formats.named(name).sync(self.folder, records)
         files.sync_folder(self.folder)
         self._journal.mark_synced()
         self._unsynced.clear()

@@ -8,9 +8,11 @@ back only at the edge, in `relive.tensors`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-__all__ = ["DTYPE_NAMES", "TEXT", "has_numpy_type", "storage_dtype"]
+__all__ = ["DTYPE_NAMES", "TEXT", "has_numpy_type", "items_dtype", "storage_dtype"]
 
 TEXT = "text"
 """Stands for the element type of a column of strings, which are held as codes into a table."""
@@ -63,6 +65,16 @@ def storage_dtype(name: str) -> np.dtype[np.generic]:
         dtype('uint16')
     """
     return _STORAGE[name]
+
+
+def items_dtype(row_bytes: int) -> np.dtype[Any]:
+    """Return the type that copies rows of so many bytes fastest, one item a row.
+
+    Example:
+        >>> items_dtype(4), items_dtype(12)
+        (dtype('uint32'), dtype('V12'))
+    """
+    return np.dtype(f"u{row_bytes}" if row_bytes in (1, 2, 4, 8) else (np.void, row_bytes))
 
 
 def has_numpy_type(name: str) -> bool:

@@ -26,14 +26,19 @@ from relive.libc import libc
 __all__ = [
     "TEMPORARY_SUFFIX",
     "AppendFile",
+    "GrowingFile",
     "abandoned_beside",
     "building_folder",
+    "close",
     "copy",
     "create_folder",
     "exchange",
     "exists",
     "keep_previous",
+    "link_or_copy",
     "list_names",
+    "open_to_read",
+    "read_at",
     "read_bytes",
     "remove",
     "remove_any",
@@ -86,6 +91,72 @@ def size_bytes(path: Path) -> int:
 def read_bytes(path: Path) -> bytes:
     """Return a whole file."""
     return path.read_bytes()
+
+
+def open_to_read(path: Path) -> int:
+    """Open a file for `read_at`; the caller closes the descriptor."""
+    return os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+
+
+def close(descriptor: int) -> None:
+    """Close what `open_to_read` opened."""
+    os.close(descriptor)
+
+
+def read_at(descriptor: int, start: int, target: memoryview) -> None:
+    """Read bytes from a place in a file.
+
+    Args:
+        descriptor: Of a file open for reading; the caller keeps other threads from it.
+        start: Where to begin.
+        target: Filled to its end.
+
+    Raises:
+        OSError: The disk refused.
+        EOFError: The file is shorter.
+    """
+    done = 0
+    while done < len(target):
+        if hasattr(os, "preadv"):
+            num = os.preadv(descriptor, [target[done:]], start + done)
+        else:
+            os.lseek(descriptor, start + done, os.SEEK_SET)
+            block = os.read(descriptor, len(target) - done)
+            num = len(block)
+            target[done : done + num] = block
+        if not num:
+            raise EOFError(f"it ends at byte {start + done}, but was written on")
+        done += num
+
+
+def link_or_copy(
+    source: Path, target: Path, *, sync: bool, progress: Callable[[int], object] = lambda _: None
+) -> bool:
+    """Give a file that never changes another name, or copy it where that cannot be.
+
+    Args:
+        source: The file.
+        target: The name, which must not be taken.
+        sync: Whether the bytes must survive a power loss; the name does once the caller syncs
+            the folder.
+        progress: Called with the number of bytes copied since it was called last.
+
+    Returns:
+        Whether it was linked.
+
+    Raises:
+        OSError: The disk refused; nothing is left behind.
+    """
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in {*_UNSUPPORTED, errno.EMLINK}:
+            raise
+        copy(source, target, sync=sync, progress=progress)
+        return False
+    if sync:
+        sync_file(target)
+    return True
 
 
 def token() -> str:
@@ -215,7 +286,9 @@ def keep_previous(path: Path, suffix: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def copy(source: Path, target: Path, *, sync: bool) -> None:
+def copy(
+    source: Path, target: Path, *, sync: bool, progress: Callable[[int], object] = lambda _: None
+) -> None:
     """Copy a file, sharing its blocks where the file system can; whole or not at all.
 
     Later changes to either file never show in the other.
@@ -225,6 +298,7 @@ def copy(source: Path, target: Path, *, sync: bool) -> None:
         target: The file to create or replace.
         sync: Whether the bytes must survive a power loss. The name does once the caller, who may
             copy many files, syncs the folder.
+        progress: Called with the number of bytes copied since it was called last.
 
     Raises:
         OSError: The disk refused; nothing is left behind.
@@ -233,7 +307,9 @@ def copy(source: Path, target: Path, *, sync: bool) -> None:
     def fill(file: BinaryIO) -> None:
         with source.open("rb") as original:
             if not _share_blocks(original, file):
-                shutil.copyfileobj(original, file, 1 << 20)
+                while block := original.read(1 << 20):
+                    file.write(block)
+                    progress(len(block))
             file.seek(0, os.SEEK_END)
         if sync:
             file.flush()
@@ -336,6 +412,60 @@ class AppendFile:
 
     def sync(self) -> None:
         """Make what was appended survive a power loss."""
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file; twice is fine."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class GrowingFile:
+    """A file written at places of the caller's choice, never before the end that he keeps.
+
+    Nothing is stored through a mapping: a full disk must be an error and not the end of the
+    process. Not safe for several threads at once.
+    """
+
+    def __init__(self, path: Path, *, is_new: bool) -> None:
+        """Open a file for writing.
+
+        Args:
+            path: The file.
+            is_new: Whether it must not be there yet, or must be.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        flags = os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+        self._descriptor = os.open(path, flags | (os.O_CREAT | os.O_EXCL if is_new else 0), 0o666)
+
+    def write_at(self, start: int, block: memoryview | bytes) -> None:
+        """Write a block.
+
+        Args:
+            start: Where it begins: the end that the caller keeps.
+            block: Bytes.
+
+        Raises:
+            OSError: The disk refused; the file is cut at `start` again.
+        """
+        done, view = 0, memoryview(block)
+        try:
+            while done < len(view):
+                if hasattr(os, "pwrite"):
+                    done += os.pwrite(self._descriptor, view[done:], start + done)
+                else:
+                    os.lseek(self._descriptor, start + done, os.SEEK_SET)
+                    done += os.write(self._descriptor, view[done:])
+        except BaseException:  # Ctrl+C among others: what is cut short takes no room
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, start)
+            raise
+
+    def sync(self) -> None:
+        """Make what was written survive a power loss."""
         os.fsync(self._descriptor)
 
     def close(self) -> None:

@@ -25,13 +25,14 @@ from relive.errors import (
     StoreExistsError,
 )
 from relive.format_set import FormatSet
+from relive.formats.memmap import SEGMENTS_NAME
 from relive.index import Numbering
 from relive.index_file import INDEX_NAME, METADATA_NAME
 from relive.journal_lines import JOURNAL_NAME
 from relive.journal_replay import PREVIOUS_SUFFIX, Replay, replay
 from relive.locks import LOCK_NAME, FolderLock
 from relive.record import Record
-from relive.warning import warn
+from relive.warning import cause_of, warn
 
 __all__ = [
     "ASIDE_NAME",
@@ -153,8 +154,9 @@ def _check_contents(folder: Path, if_exists: IfExists) -> None:
     others = [n for n in names if n != LOCK_NAME and not _TEMPORARY.fullmatch(n)]
     if JOURNAL_NAME in names and if_exists == "refuse":
         raise StoreExistsError(
-            f"{str(folder)!r} holds a store already; open it with if_exists='resume', replace it "
-            "with if_exists='overwrite', or choose another path",
+            f"{str(folder)!r} holds a store already, but a new one needs a folder of its own; open "
+            "it with if_exists='resume', replace it with if_exists='overwrite', or choose another "
+            "path",
             path=str(folder),
         )
     if others and JOURNAL_NAME not in names:
@@ -169,19 +171,31 @@ def _check_contents(folder: Path, if_exists: IfExists) -> None:
 
 def _wipe(folder: Path, formats: FormatSet, found: Replay) -> None:
     """Remove a store whose folder holds nothing else."""
-    ours = {formats.of(r).path(folder, r).name for r in found.contents.records.values()}
-    others = [n for n in files.list_names(folder) if n not in ours and n not in _OWN_NAMES]
+    ours = {formats.of(record).path(folder, record) for record in found.contents.records.values()}
+    others = [n for n in _names_in(folder) if folder / n not in ours and n not in _OWN_NAMES]
     if others:
         raise StoreExistsError(
             f"{str(folder)!r} holds things that its index does not name ({', '.join(others[:3])}"
-            f"{' …' if len(others) > 3 else ''}), so it is not overwritten; move them away",
+            f"{' …' if len(others) > 3 else ''}), but a store is overwritten only when alone; move "
+            "them away",
             path=str(folder),
         )
     for name in sorted(_OWN_NAMES - {LOCK_NAME, ASIDE_NAME, JOURNAL_NAME}):
         files.remove(folder / name)
-    for name in sorted(ours):
-        files.remove(folder / name)
+    for path in sorted(ours):
+        files.remove_any(path)
+    if files.exists(folder / SEGMENTS_NAME):
+        files.remove_folder(folder / SEGMENTS_NAME)
     files.remove(folder / JOURNAL_NAME)  # last: without it nothing says that this is a store
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Return the names inside a store; in place of the folder of segments those of segments."""
+    names = files.list_names(folder)
+    if SEGMENTS_NAME in names:
+        names.remove(SEGMENTS_NAME)
+        names += [f"{SEGMENTS_NAME}/{name}" for name in files.list_names(folder / SEGMENTS_NAME)]
+    return names
 
 
 def _repair(folder: Path, formats: FormatSet, found: Replay) -> None:
@@ -190,12 +204,15 @@ def _repair(folder: Path, formats: FormatSet, found: Replay) -> None:
         finish_moves(folder, formats, records.values(), found.moving)
     if not found.is_closed:
         _check_unsynced(folder, formats, found)
-    known = {formats.of(record).path(folder, record).name for record in records.values()}
-    orphans = [
-        (name, int(match[1]))
-        for name in files.list_names(folder)
-        if (match := _TRAJECTORY_FILE.fullmatch(name)) and name not in known
-    ]
+    known = {formats.of(record).path(folder, record) for record in records.values()}
+    left = [name for name in _names_in(folder) if folder / name not in known]
+    orphans = [(n, int(match[1])) for n in left if (match := _TRAJECTORY_FILE.fullmatch(n))]
+    segments = [name for name in left if name.startswith(f"{SEGMENTS_NAME}/")]
+    if segments:
+        found.problems.append(
+            f"{len(segments)} segments hold nothing that is in the index, such as {segments[0]!r}: "
+            "they were being written or removed when the process ended"
+        )
     if orphans:
         found.problems.append(
             f"{len(orphans)} trajectory files are not in the index, such as {orphans[0][0]!r}: "
@@ -214,7 +231,7 @@ def _check_unsynced(folder: Path, formats: FormatSet, found: Replay) -> None:
             formats.of(record).read(folder, record)
         except (CorruptFileError, MissingFileError) as error:
             torn.append(trajectory_id)
-            found.problems.append(f"trajectory {trajectory_id} was set aside: {error}")
+            found.problems.append(f"trajectory {trajectory_id} was set aside: {cause_of(error)}")
     if torn:
         records = [found.contents.records.pop(trajectory_id) for trajectory_id in torn]
         set_aside(folder, formats, records)

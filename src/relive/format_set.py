@@ -6,7 +6,13 @@ A store writes in one format, but what it loaded may be in others: each record n
 
 from __future__ import annotations
 
-from relive.formats import FORMATS, Format, create_format
+from copy import copy
+from pathlib import Path
+
+from relive.errors import CorruptFileError
+from relive.formats import FORMATS, FileFormat, Format, create_format
+from relive.index import Index
+from relive.limits import Limits
 from relive.record import Record
 
 __all__ = ["FormatSet"]
@@ -40,14 +46,46 @@ class FormatSet:
             self._by_name.setdefault(name, create_format(name, allow_pickle=self._allow_pickle))
         return self._by_name[name]
 
+    def with_files(self, name: str) -> FileFormat:
+        """Return a format by name that has a file for each trajectory.
+
+        Raises:
+            InvalidArgumentError: There is no format of this name.
+            CorruptFileError: It is another kind of format.
+        """
+        form = self.named(name)
+        if not isinstance(form, FileFormat):
+            raise CorruptFileError(
+                f"trajectory_format is {name!r}, but an index without records needs one with a "
+                "file for each trajectory; restore the folder from a copy"
+            )
+        return form
+
     def of(self, record: Record) -> Format:
         """Return the format that stores a trajectory."""
         return self.named(record.format)
 
+    def take_up(self, folder: Path, index: Index, limits: Limits | None = None) -> None:
+        """Let the formats get to know a store, as `Format.take_up` does.
+
+        Raises:
+            StorageError: The disk refused.
+            CorruptFileError: A file is cut or damaged.
+        """
+        if (index.window(0).places >= 0).any():
+            self.named("memmap")
+        for one in self._by_name.values():
+            one.take_up(folder, index, limits)
+
+    def release(self, folder: Path) -> None:
+        """Let go of what is open or mapped of a folder that is read no more."""
+        for one in self._by_name.values():
+            one.release(folder)
+
     def after_fork(self) -> None:
-        """Become a forked child's copy: formats made by name are made anew."""
+        """Become a forked child's copy: formats of ours are made anew, as they were made."""
         for name in [name for name in self._by_name if name in FORMATS]:
-            self._by_name[name] = create_format(name, allow_pickle=self._allow_pickle)
+            self._by_name[name] = copy(self._by_name[name])
         self.own = self._by_name[self.own.name]
 
     def close(self) -> None:

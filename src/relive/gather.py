@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of many trajectories into one batch.
 
-A batch is filled trajectory by trajectory: `Wanted` says which rows of one trajectory go
-where, `RowBatch` holds the outputs. Small rows are taken, trajectory after trajectory, into a
-scratch in that order and put into the drawn order by one take a column at the end, which costs
-less than scattering each group; large rows are copied once, straight to their place.
+Rows that have a place, `PlacedRows`, are copied by their format all at once. Others are copied
+trajectory by trajectory: `Wanted` says which rows of one trajectory go where, `RowBatch` holds
+the outputs. There small rows are taken, trajectory after trajectory, into a scratch in that
+order and put into the drawn order by one take a column at the end, which costs less than
+scattering each group; large rows are copied once, straight to their place.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive.fields import FLAG_FIELDS
+from relive.output_pool import Outputs
 from relive.record import Record
 from relive.runs import extended_rows
 
-__all__ = ["KeptRows", "RowBatch", "RowSource", "Wanted"]
+__all__ = ["KeptRows", "Lacking", "PlacedRows", "RowBatch", "RowSource", "Wanted"]
+
+Lacking = Mapping[str, NDArray[np.int64]]
+"""Columns that rows lack, and the positions of those rows in the batch."""
 
 RowSource = Mapping[str, NDArray[Any]]
 """Columns of one trajectory by name, `[T * B, ...]` or `[(T + E) * B, ...]`, only read from."""
@@ -45,6 +50,16 @@ class Wanted:
     """Number of rows wanted of the trajectories before this one."""
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedRows:
+    """Rows of a batch in its order, by where they lie."""
+
+    segments: NDArray[np.int64]
+    """Number of the segment of each, `[N]`."""
+    rows: NDArray[np.int64]
+    """Number of its record there, `[N]`."""
+
+
 class KeptRows(dict[str, NDArray[Any]]):
     """A `RowSource` that is filled from many times: what a fill works out is kept with it."""
 
@@ -57,27 +72,26 @@ class KeptRows(dict[str, NDArray[Any]]):
 
 
 class RowBatch:
-    """Outputs of one gather: for each column `[N, ...]` in its storage type.
+    """Rows of a batch that are copied trajectory by trajectory: all of them, or some.
 
-    Not for several threads. Every row must be filled once, by `fill` or `fill_default`.
+    Not for several threads. Each must be filled once, by `fill` or `fill_default`.
     """
 
-    def __init__(
-        self, num_rows: int, empties: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
-    ) -> None:
-        """Make room.
+    def __init__(self, outputs: Outputs, num_rows: int) -> None:
+        """Begin.
 
         Args:
-            num_rows: N.
-            empties: Row shape and storage type of each column wanted.
+            outputs: Columns of the whole batch.
+            num_rows: How many of its rows will be filled.
         """
-        self._out = {
-            name: np.empty((num_rows, *row_shape), dtype)
-            for name, (row_shape, dtype) in empties.items()
+        self._out = outputs.columns
+        self._items = {
+            name: items.view(np.dtype((np.void, items.itemsize)))
+            for name, items in outputs.items.items()
         }
         self._scratch = {
-            name: np.empty_like(column)
-            for name, column in self._out.items()
+            name: np.empty((num_rows, *column.shape[1:]), column.dtype)
+            for name, column in outputs.columns.items()
             if column[:1].nbytes < _LARGE_ROW_BYTES
         }
         self._small = {
@@ -124,11 +138,15 @@ class RowBatch:
             self._out[name][wanted.positions] = default
 
     def finish(self) -> dict[str, NDArray[Any]]:
-        """Return the columns in the order drawn; the caller owns them."""
-        order = np.empty_like(self._positions)
-        order[self._positions] = np.arange(len(order))
-        for name, scratch in self._small.items():
-            scratch.take(order, 0, _items(self._out[name]), "clip")
+        """Put what was filled into the order of the batch; return the columns of all of it."""
+        if self._out and len(self._positions) == len(next(iter(self._out.values()))):
+            order = np.empty_like(self._positions)
+            order[self._positions] = np.arange(len(order))
+            for name, scratch in self._small.items():
+                scratch.take(order, 0, self._items[name], "clip")
+        else:
+            for name, scratch in self._small.items():
+                self._items[name][self._positions] = scratch
         return self._out
 
 
@@ -158,5 +176,4 @@ def _items(column: NDArray[Any]) -> Items:
     """View the rows of a column with at least one row and one byte a row as items."""
     # [rows, ...] -> [rows, bytes] -> [rows] of items
     flat = column.reshape(len(column), -1)
-    item = np.dtype((np.void, flat.shape[1] * flat.itemsize))
-    return flat.view(item)[:, 0]
+    return flat.view(np.dtype((np.void, flat.shape[1] * flat.itemsize)))[:, 0]

@@ -24,6 +24,11 @@ MAX_ROW_ID = np.iinfo(np.int64).max
 
 _MAX_TRAJECTORY_ID = 1 << 62
 
+_START_AGAIN = "load the checkpoint into an empty folder"
+
+_ID, _FIRST_ROW_ID, _END, _COUNT, _NUM_ENVS, _PLACE = range(6)
+_NUM_FIELDS = 6
+
 _RANK_SPACING = 1 << 40
 """Row ids set apart for each rank of a distributed load."""
 
@@ -46,7 +51,10 @@ class Numbering:
             InvalidArgumentError: No row id is left.
         """
         if self.next_row_id > MAX_ROW_ID - num_rows:
-            raise InvalidArgumentError(f"row id {self.next_row_id} + {num_rows} exceeds int64")
+            raise InvalidArgumentError(
+                f"row id {self.next_row_id} + {num_rows} is too large, but must fit int64; "
+                f"{_START_AGAIN}"
+            )
         return Numbering(
             self.next_trajectory_id + self.stride, self.stride, self.next_row_id + num_rows
         )
@@ -66,7 +74,9 @@ class Numbering:
         behind = other.next_trajectory_id - self.next_trajectory_id
         moved = self.next_trajectory_id + max(0, -(-behind // self.stride)) * self.stride
         if moved >= _MAX_TRAJECTORY_ID:
-            raise InvalidArgumentError(f"trajectory id {moved} is too large")
+            raise InvalidArgumentError(
+                f"trajectory id {moved} is too large, but must be below 2**62; {_START_AGAIN}"
+            )
         return Numbering(moved, self.stride, self._row_id_past(other.next_row_id))
 
     def _row_id_past(self, row_id: int) -> int:
@@ -80,7 +90,7 @@ class Numbering:
         if moved > MAX_ROW_ID - _RANK_SPACING:
             raise InvalidArgumentError(
                 f"row id {moved} leaves too few below int64's largest, but a rank needs "
-                f"{_RANK_SPACING}; load the checkpoint into an empty folder"
+                f"{_RANK_SPACING}; {_START_AGAIN}"
             )
         return moved
 
@@ -93,8 +103,8 @@ class Numbering:
         first_row = self.next_row_id + local_rank * _RANK_SPACING
         if first_row > MAX_ROW_ID - _RANK_SPACING:
             raise InvalidArgumentError(
-                f"rank {local_rank} would start at row id {first_row}, which leaves too few below "
-                "int64's largest"
+                f"row id {first_row} of rank {local_rank} leaves too few below int64's largest, "
+                f"but a rank needs {_RANK_SPACING}; {_START_AGAIN}"
             )
         return Numbering(self.next_trajectory_id + local_rank, world_size, first_row)
 
@@ -115,6 +125,10 @@ class Window:
     """Rows up to and with each trajectory, counted from any common start, `[W]`."""
     counts: NDArray[np.int64]
     """Rows of each trajectory, `[W]`."""
+    num_envs: NDArray[np.int64]
+    """B of each trajectory, `[W]`."""
+    places: NDArray[np.int64]
+    """`Record.place` of each trajectory, `[W]`."""
     by_row: NDArray[np.int64] | None = field(default=None, repr=False)
     """Positions in the order of first row ids, `[W]`; None when they are in order."""
 
@@ -179,7 +193,7 @@ class Index:
         self.version = 0
         """Rises with each change."""
         self._records: dict[int, Record] = {}
-        self._table = np.empty((4, 64), np.int64)  # trajectory id, first row id, end, count
+        self._table = np.empty((_NUM_FIELDS, 64), np.int64)
         self._start = self._stop = 0
         self._size_bytes = 0
         self._is_ordered = True
@@ -204,8 +218,8 @@ class Index:
         """Rows of all trajectories."""
         if self._start == self._stop:
             return 0
-        end, count = self._table[2:, self._start]
-        return int(self._table[2, self._stop - 1] - end + count)
+        end, count = self._table[[_END, _COUNT], self._start]
+        return int(self._table[_END, self._stop - 1] - end + count)
 
     @property
     def size_bytes(self) -> int:
@@ -222,8 +236,9 @@ class Index:
             return self._records[trajectory_id]
         except KeyError:
             raise EvictedError(
-                f"trajectory {trajectory_id} is not in this buffer: it was evicted, deleted or "
-                "never added",
+                f"trajectory {trajectory_id} is not in this buffer, but only those that were "
+                "neither evicted nor deleted can be read; sample with return_info=True for ids "
+                "that are there",
                 ids=(trajectory_id,),
             ) from None
 
@@ -243,17 +258,26 @@ class Index:
             InvalidArgumentError: There is one of this id already.
         """
         if record.trajectory_id in self._records:
-            raise InvalidArgumentError(f"trajectory {record.trajectory_id} is in the index already")
+            raise InvalidArgumentError(
+                f"trajectory {record.trajectory_id} is in the index already, but an id stands for "
+                "one trajectory; remove it first"
+            )
         if self._stop == self._table.shape[1]:
             self._make_room()
         is_first = self._start == self._stop
-        end = 0 if is_first else int(self._table[2, self._stop - 1])
+        end = 0 if is_first else int(self._table[_END, self._stop - 1])
         if is_first:
             self._is_ordered = True
-        elif record.first_row_id < self._table[1, self._stop - 1]:
+        elif record.first_row_id < self._table[_FIRST_ROW_ID, self._stop - 1]:
             self._is_ordered = False
-        row = (record.trajectory_id, record.first_row_id, end + record.num_rows, record.num_rows)
-        self._table[:, self._stop] = row
+        self._table[:, self._stop] = (
+            record.trajectory_id,
+            record.first_row_id,
+            end + record.num_rows,
+            record.num_rows,
+            record.num_envs,
+            record.place,
+        )
         self._stop += 1
         self._records[record.trajectory_id] = record
         self._size_bytes += record.size_bytes
@@ -262,7 +286,8 @@ class Index:
 
     def _make_room(self) -> None:
         used = self._table[:, self._start : self._stop]
-        table = np.empty((4, max(64, 2 * used.shape[1])), np.int64)  # windows keep the old one
+        # windows keep the old one
+        table = np.empty((_NUM_FIELDS, max(64, 2 * used.shape[1])), np.int64)
         table[:, : used.shape[1]] = used
         self._table, self._start, self._stop = table, 0, used.shape[1]
 
@@ -270,6 +295,17 @@ class Index:
         """Exchange a record for one that says more of the same trajectory."""
         self._size_bytes += record.size_bytes - self._records[record.trajectory_id].size_bytes
         self._records[record.trajectory_id] = record
+        ids = self._table[_ID, self._start : self._stop]
+        # also in the windows taken before: where it lay it lies no longer
+        self._table[_PLACE, self._start + self._position(ids, record.trajectory_id)] = record.place
+
+    @staticmethod
+    def _position(ids: NDArray[np.int64], trajectory_id: int) -> int:
+        """Find an id that is there: nearly always ids rise, and loads may bring any order."""
+        position = int(np.searchsorted(ids, trajectory_id))
+        if position < len(ids) and ids[position] == trajectory_id:
+            return position
+        return int(np.flatnonzero(ids == trajectory_id)[0])
 
     def remove(self, trajectory_ids: Iterable[int]) -> list[Record]:
         """Take records out.
@@ -285,13 +321,13 @@ class Index:
         for record in removed:
             del self._records[record.trajectory_id]
             self._size_bytes -= record.size_bytes
-        while self._start < self._stop and int(self._table[0, self._start]) in gone:
-            gone.discard(int(self._table[0, self._start]))
+        while self._start < self._stop and int(self._table[_ID, self._start]) in gone:
+            gone.discard(int(self._table[_ID, self._start]))
             self._start += 1
         if gone:
             used = self._table[:, self._start : self._stop]
-            kept = used[:, ~np.isin(used[0], np.fromiter(gone, np.int64))]
-            kept[2] = np.cumsum(kept[3])
+            kept = used[:, ~np.isin(used[_ID], np.fromiter(gone, np.int64))]
+            kept[_END] = np.cumsum(kept[_COUNT])
             self._table, self._start, self._stop = kept, 0, kept.shape[1]
         if removed:
             self.version += 1
@@ -300,9 +336,9 @@ class Index:
     def window(self, size: int) -> Window:
         """Return the newest trajectories; 0 means all of them."""
         start = self._start if size == 0 else max(self._start, self._stop - size)
-        ids, firsts, ends, counts = self._table[:, start : self._stop]
+        ids, firsts, ends, counts, num_envs, places = self._table[:, start : self._stop]
         by_row = None if self._is_ordered else self._sorted_by_row(start, firsts)
-        return Window(ids, firsts, ends, counts, by_row)
+        return Window(ids, firsts, ends, counts, num_envs, places, by_row)
 
     def _sorted_by_row(self, start: int, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
         key = (self.version, start)

@@ -21,7 +21,7 @@ from relive.errors import CorruptFileError, FormatVersionError, MissingFileError
 from relive.index import Numbering
 from relive.record import Layout, Record, natural
 from relive.record_json import LayoutTable, record_from_json, record_to_json
-from relive.spec import Schema
+from relive.spec import ColumnSpec, Schema
 
 __all__ = [
     "INDEX_NAME",
@@ -40,6 +40,8 @@ INDEX_NAME = "trajectory_index.json"
 METADATA_NAME = "metadata.json"
 VERSION = 1
 """Version of every JSON file of ours."""
+
+_RESTORE = "restore it from a copy"
 
 _SLICE = 50  # records between two chances for other threads to run
 
@@ -150,7 +152,7 @@ def read_index(path: Path) -> tuple[IndexContents | None, list[dict[str, Any]], 
     if not isinstance(entries, dict) or not isinstance(ids, list):
         raise CorruptFileError(
             f"{str(path)!r} lacks trajectory_index or trajectory_id_list, but an index has both; "
-            "is it another program's file?",
+            "give the folder of a store or a checkpoint",
             path=str(path),
         )
     ordered: list[dict[str, Any]] = []
@@ -158,12 +160,16 @@ def read_index(path: Path) -> tuple[IndexContents | None, list[dict[str, Any]], 
         entry = entries.get(str(trajectory_id))
         if not isinstance(entry, dict) or entry.get("trajectory_id") != trajectory_id:
             raise CorruptFileError(
-                f"{str(path)!r} lists trajectory {trajectory_id!r:.40}, but has no entry for it",
+                f"{str(path)!r} lists trajectory {trajectory_id!r:.40}, but has no entry for it; "
+                f"{_RESTORE}",
                 path=str(path),
             )
         ordered.append(entry)
     if len(set(map(str, ids))) != len(ids):
-        raise CorruptFileError(f"{str(path)!r} lists a trajectory twice", path=str(path))
+        raise CorruptFileError(
+            f"{str(path)!r} lists a trajectory twice, but each stands there once; {_RESTORE}",
+            path=str(path),
+        )
     digest = xxhash.xxh3_64_hexdigest(block)
     if "relive" not in whole:
         return None, ordered, digest
@@ -175,17 +181,37 @@ def _our_contents(path: Path, ours: Any, entries: list[dict[str, Any]]) -> Index
     try:
         layouts = [Layout.from_json(entry) for entry in ours["layouts"]]
         records = [record_from_json(entry, layouts) for entry in entries]
-        return IndexContents(
+        contents = IndexContents(
             records={record.trajectory_id: record for record in records},
             numbering=numbering_from_json(ours["numbering"]),
             schema=None if ours["schema"] is None else Schema.from_json(ours["schema"]),
             generation=natural(ours["generation"]),
             journal_bytes=natural(ours["journal_bytes"]),
         )
+        if contents.schema is not None:
+            _check_schema(contents.schema, records)
     except FormatVersionError:
         raise
     except (KeyError, TypeError, ValueError) as error:
-        raise CorruptFileError(f"{str(path)!r} is damaged: {error}", path=str(path)) from error
+        raise CorruptFileError(
+            f"{str(path)!r} is damaged: {error}; {_RESTORE}", path=str(path)
+        ) from error
+    return contents
+
+
+def _check_schema(schema: Schema, records: Iterable[Record]) -> None:
+    """Refuse a schema that says something else of a column than the records do.
+
+    A batch has room for what the schema says, before any file is looked at.
+    """
+    for layout in {id(record.layout): record.layout for record in records}.values():
+        for column in layout.columns:
+            spec = schema.columns.get(column.name)
+            if spec is not None and spec != ColumnSpec(column.dtype, column.row_shape):
+                raise ValueError(
+                    f"the schema has {spec} as {column.name!r}, but a trajectory has "
+                    f"{column.dtype} {list(column.row_shape)}"
+                )
 
 
 def write_metadata(path: Path, metadata: Mapping[str, Any], *, sync: bool) -> None:
@@ -213,7 +239,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
     ):
         raise CorruptFileError(
             f"{str(path)!r} lacks trajectory_format, size, total_samples or trajectory_counter, "
-            "but metadata has them all; is it another program's file?",
+            "but metadata has them all; give the folder of a store or a checkpoint",
             path=str(path),
         )
     if "relive" in whole:
@@ -232,17 +258,20 @@ def _load_json(path: Path) -> tuple[bytes, dict[str, Any]]:
         ) from error
     except OSError as error:
         raise StorageError(
-            f"{str(path)!r} cannot be read: {error}", path=str(path), errno=error.errno
+            f"{str(path)!r} cannot be read: {error}; check its permissions and the disk",
+            path=str(path),
+            errno=error.errno,
         ) from error
     try:
         whole = json.loads(block)
     except (ValueError, RecursionError) as error:
         raise CorruptFileError(
-            f"{str(path)!r} is cut or damaged: {error}; restore it from a copy", path=str(path)
+            f"{str(path)!r} is cut or damaged: {error}; {_RESTORE}", path=str(path)
         ) from error
     if not isinstance(whole, dict):
         raise CorruptFileError(
-            f"{str(path)!r} holds a JSON {type(whole).__name__}, but must hold an object",
+            f"{str(path)!r} holds a JSON {type(whole).__name__}, but must hold an object; "
+            f"{_RESTORE}",
             path=str(path),
         )
     return block, whole
@@ -251,7 +280,10 @@ def _load_json(path: Path) -> tuple[bytes, dict[str, Any]]:
 def _check_version(path: Path, ours: Any) -> None:
     version = ours.get("version") if isinstance(ours, dict) else None
     if not isinstance(version, int) or version < 1:
-        raise CorruptFileError(f"{str(path)!r} has no valid version number", path=str(path))
+        raise CorruptFileError(
+            f"{str(path)!r} has version {version!r:.40}, but versions count from 1; {_RESTORE}",
+            path=str(path),
+        )
     if version > VERSION:
         raise FormatVersionError(
             f"{str(path)!r} has format version {version}, but this release of relive reads up to "

@@ -217,7 +217,10 @@ def corrected_steps(named: Mapping[str, Any], gaps: Any, mode: Mode) -> Correcte
             another column disagrees about T, B or E.
     """
     if mode not in ("any", "all"):
-        raise InvalidArgumentError(f"mode is {mode!r}, but must be 'any' or 'all'")
+        raise InvalidArgumentError(
+            f"mode is {mode!r}, but must be 'any' or 'all'; choose whether any or all of a step's "
+            "flags make it a corrected one"
+        )
     flags = _bool_array(_FLAGS, named.get(_FLAGS))
     num_steps, num_envs = flags.shape[:2]
     arrays = {n: v for n, v in named.items() if is_array(v) and not _is_side_value(v)}
@@ -251,7 +254,8 @@ def _bool_array(name: str, value: Any, shape: tuple[int, int] | None = None) -> 
         if dtype == "bool" and fits:
             return array
         found = f"{dtype} {list(array.shape)}"
-    raise ColumnMismatchError(f"{name} is {found}, but must be bool {wanted}", column=name)
+    cure = "set it" if value is None else "convert it"
+    raise ColumnMismatchError(f"{name} is {found}, but must be bool {wanted}; {cure}", column=name)
 
 
 def _is_side_value(value: object) -> bool:

@@ -17,6 +17,7 @@ from relive.journal_lines import JOURNAL_NAME, JournalLines, read_lines
 from relive.record import Layout
 from relive.record_json import LayoutTable, record_from_json
 from relive.spec import Schema
+from relive.warning import cause_of
 
 __all__ = ["PREVIOUS_SUFFIX", "Replay", "replay"]
 
@@ -83,7 +84,10 @@ class Replay:
         elif op == "load":
             self._apply_load(change)
         elif op not in {"begin", "open", "layout", "moved", "synced", "close"}:
-            raise FormatVersionError(f"a journal line says {op!r}, which this release cannot read")
+            raise FormatVersionError(
+                f"a journal line says {op!r:.40}, but this release of relive knows no such change; "
+                "upgrade relive"
+            )
 
     def _apply_load(self, change: dict[str, Any]) -> None:
         contents = self.contents
@@ -162,9 +166,14 @@ def _snapshot_for(folder: Path, lines: JournalLines, problems: list[str]) -> Ind
     elif lines.generation > 0:
         rebuilt = _previous_contents(folder, lines.generation, failure, problems)
     else:
-        raise failure or CorruptFileError("an index is older than any")
+        raise failure or CorruptFileError(
+            f"{str(folder / JOURNAL_NAME)!r} is damaged, but goes with the index; restore the "
+            "folder from a copy",
+            path=str(folder / JOURNAL_NAME),
+        )
     if lines.generation or not isinstance(failure, MissingFileError):  # a new store has none yet
-        reason = failure or f"{str(folder / INDEX_NAME)!r} is an old copy"
+        reason = f"{str(folder / INDEX_NAME)!r} is an old copy"
+        reason = reason if failure is None else cause_of(failure)
         problems.append(f"{reason}; the index was rebuilt from the journal")
     return rebuilt
 
@@ -182,8 +191,8 @@ def _contents_of(path: Path) -> IndexContents | ReplayError:
     except ReplayError as error:
         return error
     return contents or CorruptFileError(
-        f"{str(path)!r} is not an index of relive; if RLinf wrote it, load the folder with "
-        "load_checkpoint()",
+        f"{str(path)!r} is an index of RLinf, but a store has one of relive; load the folder with "
+        "load_checkpoint(), or take the index away",
         path=str(path),
     )
 
@@ -202,8 +211,8 @@ def _previous_contents(
         found.generation == lines.generation == generation - 1 and lines.has_begin
     ):
         raise failure or CorruptFileError(
-            f"index and journal in {str(folder)!r} do not belong together, nor do their previous "
-            "copies; restore the folder from a copy",
+            f"index and journal in {str(folder)!r} are of different times, but must belong "
+            "together, or else their previous copies; restore the folder from a copy",
             path=str(folder),
         )
     _apply_lines(Replay(found, problems=problems), lines, from_byte=found.journal_bytes)

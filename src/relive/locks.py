@@ -82,10 +82,12 @@ class FolderLock:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                owner = _describe(self._read_owner())
+                owner, cure = _describe(self._read_owner()), "close it there"
+                if owner == _describe(_own_facts()):
+                    owner, cure = "this process", "close that buffer first"
                 raise StoreLockedError(
                     f"{str(self._path.parent)!r} is open for writing by {owner}, but a folder has "
-                    "one writer; close it there, or use another folder",
+                    f"one writer; {cure}, or use another folder",
                     path=str(self._path.parent),
                 ) from None
             except OSError as error:
@@ -99,7 +101,7 @@ class FolderLock:
         if is_foreign and not break_lock:
             raise StoreLockedError(
                 f"{str(self._path.parent)!r} was opened for writing by {_describe(left)} and not "
-                "closed, and this machine cannot tell whether that writer lives; if it does not, "
+                "closed, but this machine cannot tell whether that writer lives; if it does not, "
                 "open the folder with break_lock=True",
                 path=str(self._path.parent),
             )
@@ -113,7 +115,7 @@ class FolderLock:
         return {"host": "an unknown host"}
 
     def _write_owner(self) -> None:
-        owner = {"process": os.getpid(), "host": socket.gethostname(), "time": time.time()}
+        owner = {**_own_facts(), "time": time.time()}
         os.ftruncate(self._descriptor, 0)
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         os.write(self._descriptor, json.dumps(owner).encode("ascii"))
@@ -136,6 +138,10 @@ class FolderLock:
             os.close(self._descriptor)
             self._descriptor = -1
             _held.discard(self)
+
+
+def _own_facts() -> dict[str, object]:
+    return {"process": os.getpid(), "host": socket.gethostname()}
 
 
 def _lives(process: object) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,13 @@ __all__ = [
     "check_choice",
     "check_count",
     "check_kind",
+    "checked_list",
     "checked_names",
     "checked_path",
     "checked_stream",
     "checked_time_limit",
     "is_count",
+    "nearest",
 ]
 
 
@@ -41,10 +45,23 @@ def check_count(name: str, number: Any, least: int = 1) -> int:
         InvalidArgumentError: It is not.
     """
     if not is_count(number, least):
+        is_integer = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+        cure = f"give {least} or more" if is_integer else "give a whole number, as int() makes one"
         raise InvalidArgumentError(
-            f"{name} is {number!r}, but must be an integer of at least {least}"
+            f"{name} is {number!r}, but must be an integer of at least {least}; {cure}"
         )
     return int(number)
+
+
+def nearest(given: Any, names: Iterable[str]) -> str | None:
+    """Return the name that was probably meant, or None.
+
+    Example:
+        >>> nearest("reward", ["actions", "rewards"])
+        'rewards'
+    """
+    close = get_close_matches(given, names, 1) if isinstance(given, str) else []
+    return close[0] if close else None
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
@@ -54,8 +71,10 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
         InvalidArgumentError: It is none of them.
     """
     if not isinstance(value, str) or value not in choices:
+        close = nearest(value, choices)
+        cure = f"did you mean {close!r}?" if close else "choose one of these"
         raise InvalidArgumentError(
-            f"{name} is {value!r}, but must be one of {', '.join(map(repr, choices))}"
+            f"{name} is {value!r}, but must be one of {', '.join(map(repr, choices))}; {cure}"
         )
 
 
@@ -66,8 +85,37 @@ def check_kind(name: str, value: Any, *kinds: type) -> None:
         InvalidArgumentError: It is.
     """
     if not isinstance(value, kinds):
-        told = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-        raise InvalidArgumentError(f"{name} is {value!r:.100}, but must be {told}")
+        told = " or ".join("None" if kind is NoneType else kind.__name__ for kind in kinds)
+        cure = _CURES.get(kinds[0], "build one, or leave it out")
+        raise InvalidArgumentError(f"{name} is {value!r:.100}, but must be {told}; {cure}")
+
+
+_CURES: Mapping[type, str] = {
+    bool: "give True or False",
+    list: "put one value in brackets",
+    str: "give its name in quotes",
+}
+"""What to do about a value that is not of a type."""
+
+
+def checked_list(name: str, values: Any, what: str) -> list[Any]:
+    """Return several values as a list.
+
+    Args:
+        name: The argument.
+        values: What was given.
+        what: What must be in the list, in the plural.
+
+    Raises:
+        InvalidArgumentError: It is one value, or a text.
+    """
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        is_plain = values is None or isinstance(values, (str, bytes, int, float))
+        got = f"{values!r:.100}" if is_plain else f"one {type(values).__name__}"
+        raise InvalidArgumentError(
+            f"{name} is {got}, but must be a list of {what}; put one in brackets"
+        )
+    return list(values)
 
 
 def checked_path(name: str, path: Any) -> Path:
@@ -78,7 +126,9 @@ def checked_path(name: str, path: Any) -> Path:
     """
     name_of = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     if not isinstance(name_of, str) or "\0" in name_of:
-        raise InvalidArgumentError(f"{name} is {path!r:.100}, but must be a path")
+        raise InvalidArgumentError(
+            f"{name} is {path!r:.100}, but must be a path; give a str or a pathlib.Path"
+        )
     if not name_of:
         raise InvalidArgumentError(f"{name} is empty, but must be a path; give the folder")
     return Path(name_of).absolute()

@@ -80,5 +80,6 @@ class TrajectoryPart:
         if not isinstance(self.columns, Mapping):
             raise UnsupportedValueError(
                 f"columns is a {type(self.columns).__name__} in a part of group {self.group!r}, "
-                "but must be a mapping from names to [B, ...] arrays"
+                "but must be a mapping from names to [B, ...] arrays; give one such as "
+                "{'actions': actions}"
             )

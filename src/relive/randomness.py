@@ -30,7 +30,7 @@ def checked_seed(seed: Any) -> int:
         return secrets.randbits(32)
     if not is_count(seed, 0) or seed > _LARGEST_SEED:
         raise InvalidArgumentError(
-            f"seed is {seed!r}, but must be None or an integer from 0 to 2**64 - 1"
+            f"seed is {seed!r}, but must be None or an integer from 0 to 2**64 - 1; leave it out"
         )
     return int(seed)
 
@@ -86,7 +86,8 @@ def generator_from_json(entry: Mapping[str, Any]) -> np.random.Generator:
         }
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptFileError(
-            f"a generator's state is {entry!r:.200}, but has no valid form"
+            f"a generator's state is {entry!r:.200}, but has no valid form; give one that "
+            "state_dict() gave"
         ) from error
     return np.random.Generator(generator)
 

@@ -119,8 +119,8 @@ class Layout:
         for column in layout.columns:
             if column.codec is not None or column.variable_length:
                 raise FormatVersionError(
-                    f"column {column.name!r} is compressed or of variable length, which this "
-                    "release of relive cannot read; upgrade relive"
+                    f"column {column.name!r} is compressed or of variable length, but this release "
+                    "of relive reads neither; upgrade relive"
                 )
         return interned(layout)
 
@@ -164,6 +164,9 @@ def natural(number: Any) -> int:
         raise ValueError(f"{number!r:.40} is no natural number below 2**63")
     return number
 
+
+PLACE_BITS = 40
+"""A place is a segment's number shifted left by so many bits, plus a row in the segment."""
 
 CHECKSUM_BYTES = 8
 """Bytes of the checksum of one column."""
@@ -225,6 +228,13 @@ class Record:
     def num_rows(self) -> int:
         """T * B."""
         return self.shape[0] * self.shape[1]
+
+    @property
+    def place(self) -> int:
+        """Segment and row in it where its rows begin, as one number; -1 without segments."""
+        if "segment" not in self.location:
+            return -1
+        return self.location["segment"] << PLACE_BITS | self.location["row"]
 
     @property
     def size_bytes(self) -> int:

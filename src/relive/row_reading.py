@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows by their ids, wherever they are: in memory or in files."""
+"""Rows by their ids, wherever they are: in memory, in segments, or in files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from relive.disk import Disk
 from relive.dtypes import TEXT
-from relive.gather import RowBatch, RowSource, Wanted
+from relive.gather import Lacking, PlacedRows, RowBatch, RowSource, Wanted
 from relive.index import Window
-from relive.record import Record
+from relive.output_pool import OutputPool, Outputs
+from relive.record import PLACE_BITS, Record
 from relive.spec import Schema
 from relive.texts import merge_texts
 
@@ -31,8 +32,9 @@ def read_rows(
     *,
     find: FindRows,
     disk: Disk | None,
+    pool: OutputPool,
 ) -> tuple[dict[str, NDArray[Any]], dict[str, list[str]]]:
-    """Copy rows into new arrays, in the order given, each trajectory read at most once.
+    """Copy rows into outputs of their own, in the order given, each trajectory read at most once.
 
     Args:
         row_ids: Which rows, `[N]`.
@@ -41,6 +43,7 @@ def read_rows(
         schema: What each trajectory has.
         find: Looks trajectories up.
         disk: Where those that are not in memory lie.
+        pool: Memory for the columns.
 
     Returns:
         Each column as `[N, ...]` in its storage type, text columns as codes; and the table of
@@ -50,50 +53,109 @@ def read_rows(
         EvictedError: A row is not in the window.
         MissingFileError: A file is not there.
         CorruptFileError: A file is damaged.
+        StorageError: The disk cannot read it.
     """
     specs = {name: schema.columns[name] for name in names}
-    batch = RowBatch(len(row_ids), {n: (s.row_shape, s.storage) for n, s in specs.items()})
-    all_wanted = _fill(batch, row_ids, window, find, disk)
-    for name in specs.keys() & schema.defaults.keys():
-        default = schema.defaults[name]
-        stand_in = np.zeros((), np.int32) if isinstance(default, str) else default
-        for wanted in all_wanted:
-            if name not in wanted.record.layout:
-                batch.fill_default(wanted, name, stand_in)
-    columns = batch.finish()
+    outputs = pool.take(len(row_ids), {n: (s.row_shape, s.storage) for n, s in specs.items()})
+    position, rows = window.locate(row_ids)
+    others = np.flatnonzero(window.places[position] < 0)
+    if len(others) < len(row_ids):
+        assert disk is not None, "without a disk no trajectory has a place"
+        lacking = disk.formats.named("memmap").gather_placed(
+            disk.folder, _placed(window, position, rows, others), outputs
+        )
+        _fill_defaults(outputs, lacking, schema)
+    wanted = _fill(outputs, others, window, position, rows, find, disk, schema)
+    texts = [name for name, spec in specs.items() if spec.dtype == TEXT]
+    if texts and len(others) < len(row_ids):
+        placed = np.setdiff1d(np.arange(len(row_ids)), others)
+        wanted += [one for one, _ in _by_trajectory(placed, window, position, rows, find)]
+    columns = outputs.columns
     tables = {
-        name: merge_texts(name, columns[name], all_wanted, schema.defaults.get(name))
-        for name, spec in specs.items()
-        if spec.dtype == TEXT
+        name: merge_texts(name, columns[name], wanted, schema.defaults.get(name)) for name in texts
     }
     return columns, tables
 
 
-def _fill(
-    batch: RowBatch,
-    row_ids: NDArray[np.int64],
+def _placed(
     window: Window,
+    position: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    others: NDArray[np.int64],
+) -> PlacedRows:
+    """Return where rows lie; for those without a place, which come later, any that has one."""
+    if len(others):
+        is_other = np.zeros(len(rows), np.bool_)
+        is_other[others] = True
+        stand_in = int(np.argmin(is_other))
+        position, rows = position.copy(), rows.copy()
+        position[others], rows[others] = position[stand_in], rows[stand_in]
+    places, num_envs = window.places[position], window.num_envs[position]
+    # row t * B + b lies at b * T + t
+    step = rows // num_envs
+    num_steps = window.counts[position] // num_envs
+    inside = (rows - step * num_envs) * num_steps + step
+    return PlacedRows(places >> PLACE_BITS, (places & ((1 << PLACE_BITS) - 1)) + inside)
+
+
+def _fill_defaults(outputs: Outputs, lacking: Lacking, schema: Schema) -> None:
+    for name, positions in lacking.items():
+        outputs.columns[name][positions] = _default(schema, name)
+
+
+def _default(schema: Schema, name: str) -> NDArray[Any]:
+    default = schema.defaults[name]
+    return np.zeros((), np.int32) if isinstance(default, str) else default
+
+
+def _fill(
+    outputs: Outputs,
+    mine: NDArray[np.int64],
+    window: Window,
+    position: NDArray[np.int64],
+    rows: NDArray[np.int64],
     find: FindRows,
     disk: Disk | None,
+    schema: Schema,
 ) -> list[Wanted]:
-    """Fill a batch; return what was wanted of each trajectory."""
-    position, rows = window.locate(row_ids)
-    order = np.argsort(position, kind="stable")
-    rows, position = rows[order], position[order]
-    starts = np.flatnonzero(np.diff(position, prepend=-1))
-    stops = [*starts[1:].tolist(), len(order)]
-    ids = window.trajectory_ids[position[starts]].tolist()
+    """Fill some positions of a batch; return what was wanted of each trajectory."""
+    if not len(mine):
+        return []
+    batch = RowBatch(outputs, len(mine))
     all_wanted: list[Wanted] = []
     from_files: dict[str, list[Wanted]] = {}
-    for trajectory_id, start, stop in zip(ids, starts.tolist(), stops, strict=True):
-        record, source = find(trajectory_id)
-        wanted = Wanted(record, rows[start:stop], order[start:stop], start)
+    for wanted, source in _by_trajectory(mine, window, position, rows, find):
         all_wanted.append(wanted)
         if source is not None:
             batch.fill(wanted, source)
         else:
-            from_files.setdefault(record.format, []).append(wanted)
+            from_files.setdefault(wanted.record.format, []).append(wanted)
     for name, group in from_files.items():
         assert disk is not None, "without a disk every trajectory is in memory"
         disk.formats.named(name).gather(disk.folder, group, batch)
+    for name in outputs.columns.keys() & schema.defaults.keys():
+        for wanted in all_wanted:
+            if name not in wanted.record.layout:
+                batch.fill_default(wanted, name, _default(schema, name))
+    batch.finish()
     return all_wanted
+
+
+def _by_trajectory(
+    mine: NDArray[np.int64],
+    window: Window,
+    position: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    find: FindRows,
+) -> list[tuple[Wanted, RowSource | None]]:
+    """Group positions of a batch by trajectory, and look each up."""
+    mine = mine[np.argsort(position[mine], kind="stable")]
+    here, rows = position[mine], rows[mine]
+    starts = np.flatnonzero(np.diff(here, prepend=-1))
+    stops = [*starts[1:].tolist(), len(mine)]
+    found = []
+    ids = window.trajectory_ids[here[starts]].tolist()
+    for trajectory_id, start, stop in zip(ids, starts.tolist(), stops, strict=True):
+        record, source = find(trajectory_id)
+        found.append((Wanted(record, rows[start:stop], mine[start:stop], start), source))
+    return found

@@ -21,6 +21,8 @@ __all__ = [
     "check_leading_axes",
     "drop_extra_rows",
     "extended_rows",
+    "extra_rows",
+    "join_extra_rows",
     "num_epochs_of",
     "run_bounds",
     "run_breaks",
@@ -123,6 +125,25 @@ def drop_extra_rows(
     return kept.reshape(num_steps, *column.shape[1:])
 
 
+def extra_rows(
+    column: NDArray[np.generic], num_epochs: int, *, leading: bool
+) -> NDArray[np.generic]:
+    """Return what `drop_extra_rows` leaves out of a column of T + E rows: `[E, B, ...]`."""
+    # [T + E, B, ...] -> [E, T / E + 1, B, ...] -> [E, B, ...]
+    by_epoch = column.reshape(num_epochs, column.shape[0] // num_epochs, *column.shape[1:])
+    return by_epoch[:, 0 if leading else -1]
+
+
+def join_extra_rows(
+    rows: NDArray[np.generic], extra: NDArray[np.generic], *, leading: bool
+) -> NDArray[np.generic]:
+    """Put rows `[T, B, ...]` and the extra ones `[E, B, ...]` together: `[T + E, B, ...]`."""
+    by_epoch = rows.reshape(len(extra), rows.shape[0] // len(extra), *rows.shape[1:])
+    parts = [extra[:, None], by_epoch] if leading else [by_epoch, extra[:, None]]
+    joined = np.concatenate(parts, axis=1)
+    return joined.reshape(len(rows) + len(extra), *rows.shape[1:])
+
+
 def run_breaks(
     flags: Mapping[str, NDArray[np.generic]],
     num_steps: int,
@@ -181,7 +202,8 @@ def run_bounds(breaks: NDArray[np.bool_]) -> NDArray[np.int64]:
     """
     if breaks.dtype != np.bool_ or breaks.ndim != 2 or not breaks.size:
         raise ColumnMismatchError(
-            f"breaks is {breaks.dtype} {breaks.shape}, but runs need non-empty bool [T, B]",
+            f"breaks is {breaks.dtype} {breaks.shape}, but runs need non-empty bool [T, B]; "
+            "convert it",
             column="dones",
         )
     is_last = breaks.copy()

@@ -23,8 +23,8 @@ def check_rank(local_rank: int, world_size: int) -> None:
     check_count("world_size", world_size)
     if not is_count(local_rank, 0) or local_rank >= world_size:
         raise InvalidArgumentError(
-            f"local_rank is {local_rank!r}, but must be an integer in [0, {world_size}), the "
-            "world's size"
+            f"local_rank is {local_rank!r}, but must be an integer in [0, {world_size}); ranks "
+            "count from 0 to world_size - 1"
         )
 
 

@@ -189,8 +189,10 @@ def _named_values(trajectory: Trajectory) -> dict[str, Any]:
         is_tree = isinstance(value, Mapping)
         if is_tree != (name in TREE_FIELDS) and value is not None:
             holds = "a dict" if name in TREE_FIELDS else "a tensor or array"
+            cure = "extras={...}" if is_tree else f"{name}={{'states': ...}}"
             raise UnsupportedValueError(
-                f"field {name!r} is a {type(value).__name__}, but it holds {holds}", column=name
+                f"field {name!r} is a {type(value).__name__}, but it holds {holds}; give {cure}",
+                column=name,
             )
         if not is_tree or value:
             tree[name] = value
@@ -206,7 +208,7 @@ def _find_shape(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
         if len(shape) < 2 or not shape[0] or not shape[1]:
             raise ColumnMismatchError(
                 f"column {name!r} is {list(shape)}, but columns are [T, B, ...] with T and B at "
-                "least 1",
+                "least 1; give one env an axis of its own, such as x[:, None]",
                 column=name,
             )
         return shape
@@ -277,14 +279,15 @@ def _copy_gaps(gaps: Any, num_steps: int, num_envs: int) -> NDArray[np.bool_] | 
         return None
     if not is_array(gaps):
         raise UnsupportedValueError(
-            f"gaps is a {type(gaps).__name__}, but must be a bool tensor or array [T, B]",
+            f"gaps is a {type(gaps).__name__}, but must be a bool tensor or array [T, B]; convert "
+            "it",
             column="gaps",
         )
     copied, dtype = copy_in(gaps, "gaps")
     if dtype != "bool" or copied.shape != (num_steps, num_envs):
         raise ColumnMismatchError(
             f"gaps is {dtype} {list(copied.shape)}, but must be bool [T, B] = "
-            f"[{num_steps}, {num_envs}]",
+            f"[{num_steps}, {num_envs}]; give one flag for each row",
             column="gaps",
         )
     return copied
@@ -293,7 +296,8 @@ def _copy_gaps(gaps: Any, num_steps: int, num_envs: int) -> NDArray[np.bool_] | 
 def _checked_length(length: Any) -> int:
     if not is_count(length, 0) or length >= 1 << 63:
         raise UnsupportedValueError(
-            f"max_episode_length is {length!r}, but must be an integer from 0 to 2**63 - 1",
+            f"max_episode_length is {length!r}, but must be an integer from 0 to 2**63 - 1; leave "
+            "it at 0 when unknown",
             column="max_episode_length",
         )
     return int(length)
@@ -302,7 +306,8 @@ def _checked_length(length: Any) -> int:
 def _checked_weights_id(weights_id: Any) -> str:
     if not isinstance(weights_id, str):
         raise UnsupportedValueError(
-            f"model_weights_id is a {type(weights_id).__name__}, but must be text",
+            f"model_weights_id is a {type(weights_id).__name__}, but must be text; convert it with "
+            "str()",
             column="model_weights_id",
         )
     return str.__str__(weights_id)

@@ -13,10 +13,12 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from relive.column_spec import ColumnSpec, Default, row_from_json, row_to_json
 from relive.columns import SEPARATOR
+from relive.dtypes import TEXT, has_numpy_type
 from relive.errors import ColumnMismatchError, CorruptFileError, InvalidArgumentError
 from relive.fields import TREE_FIELDS
 from relive.options import check_kind
@@ -58,7 +60,8 @@ class Columns:
         if not is_list or isinstance(required, str) or not isinstance(optional, Mapping):
             raise InvalidArgumentError(
                 f"required is {self.required!r} and optional {self.optional!r}, but they must be a "
-                "list of column names, and a dict of names and values"
+                "list of column names, and a dict of names and values; put one name in brackets, "
+                "and give each optional one a value"
             )
         if self.required is not None and not isinstance(self.required, Mapping):
             object.__setattr__(self, "required", tuple(self.required))
@@ -67,7 +70,7 @@ class Columns:
         if both or not all(isinstance(name, str) and name for name in names):
             raise InvalidArgumentError(
                 f"columns {both or names} are declared twice or are no text, but each name is "
-                "either required or optional"
+                "either required or optional; name each once"
             )
         check_kind("drop_others", self.drop_others, bool)
         _check_names([str(name) for name in names])
@@ -101,12 +104,13 @@ def _check_declared(name: str, spec: object) -> None:
         f"column {name!r} is declared as {spec!r}, but must be a ColumnSpec of a PyTorch type or "
         "'text' and of a shape"
     )
+    cure = "give one such as ColumnSpec('float32', (3,))"
     if not isinstance(spec, ColumnSpec):
-        raise InvalidArgumentError(told)
+        raise InvalidArgumentError(f"{told}; {cure}")
     try:
         spec.check(None)
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"{told} ({error})") from error
+        raise InvalidArgumentError(f"{told} ({error}); {cure}") from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,6 +175,8 @@ def _read_schema(entry: Any) -> Schema:
     unseen = frozenset(entry["unseen"])
     if not unseen <= defaults.keys() <= columns.keys():
         raise ValueError("unseen columns have defaults, and defaults columns")
+    if any(np.shape(defaults[name]) != columns[name].row_shape for name in unseen):
+        raise ValueError("unseen columns have the shape of their defaults")
     return Schema(columns, defaults, unseen, bool(entry["drop_others"]))
 
 
@@ -213,13 +219,34 @@ def admit(schema: Schema | None, declared: Columns, snapshot: Snapshot) -> tuple
             if names
         ]
         first = [*missing, *extra, *different][0]
+        cure = _cure(schema, found, len(missing) + len(extra), different)
         raise ColumnMismatchError(
-            f"the trajectory has other columns than this buffer holds ({'; '.join(told)}); make "
-            "them alike, or declare them: columns=relive.Columns(optional=..., drop_others=...)",
+            f"the trajectory has other columns than this buffer holds ({'; '.join(told)}), but all "
+            f"trajectories must be alike; {cure}",
             column=first,
         )
     kept = {name: snapshot.columns[name] for name in schema.columns if name in found}
     return schema, snapshot if len(kept) == len(found) else replace(snapshot, columns=kept)
+
+
+def _cure(
+    schema: Schema, found: Mapping[str, ColumnSpec], num_others: int, different: Iterable[str]
+) -> str:
+    """Say how a trajectory comes to fit: what to convert, and how to declare anything else."""
+    cures = []
+    for name in different:
+        wanted = schema.columns[name]
+        if name in found and found[name].row_shape == wanted.row_shape and wanted.dtype != TEXT:
+            by_numpy = f".astype({wanted.dtype!r}) or " if has_numpy_type(wanted.dtype) else ""
+            cures.append(f"convert {name} with {by_numpy}.to(torch.{wanted.dtype})")
+        else:
+            num_others += 1
+    if num_others:
+        cures.append(
+            "make the columns alike, or declare them: columns=relive.Columns(optional=..., "
+            "drop_others=...)"
+        )
+    return ", and ".join(cures)
 
 
 def conform(schema: Schema, declared: Columns) -> Schema:
@@ -253,9 +280,10 @@ def conform(schema: Schema, declared: Columns) -> Schema:
             defaults[name] = value
     if missing or different or (others and not declared.drop_others):
         raise ColumnMismatchError(
-            "what is stored does not fit the declared columns (missing: "
+            "what is stored has other columns (missing: "
             f"{', '.join(missing) or '-'}; different: {', '.join(different) or '-'}; not declared: "
-            f"{', '.join(others) or '-'}); change columns="
+            f"{', '.join(others) or '-'}), but must fit those declared; change columns=, or open "
+            "without it"
         )
     kept = {name: spec for name, spec in columns.items() if name not in others}
     return Schema(
@@ -286,8 +314,8 @@ def _first_schema(declared: Columns, found: Mapping[str, ColumnSpec]) -> Schema:
     absent = [name for name, spec in required.items() if spec is None]
     if absent:
         raise ColumnMismatchError(
-            f"the trajectory lacks the required columns {', '.join(absent)}; it has "
-            f"{', '.join(found)}",
+            f"the trajectory has {', '.join(found)}, but lacks the required columns "
+            f"{', '.join(absent)}; set them, or declare them optional",
             column=absent[0],
         )
     known = {name: spec for name, spec in required.items() if spec is not None}

@@ -51,6 +51,10 @@ class Store(StoreReader):
             declared: The user's declaration of columns.
             on_add: Called, under the lock, with each record added; must not raise.
             on_remove: Likewise with each one removed.
+
+        Raises:
+            StorageError: The disk refused.
+            CorruptFileError: A file is cut or damaged.
         """
         super().__init__(disk=disk, cache=cache)
         self._adding = threading.RLock()  # one addition, deletion or load at a time
@@ -64,6 +68,8 @@ class Store(StoreReader):
         """Tasks that wait for additions."""
         self._num_forgotten = 0
         self._num_forgotten_rows = 0
+        if disk is not None:
+            disk.formats.take_up(disk.folder, self.index, limits)
 
     @property
     def num_trajectories(self) -> int:
@@ -246,6 +252,7 @@ class Store(StoreReader):
         self._leases = Leases()
         self.listeners = Listeners()
         self._cache.after_fork()
+        self._pool.after_fork()
         if self.disk is not None:
             self.disk.formats.after_fork()
 

@@ -22,6 +22,7 @@ from relive.formats.base import row_source
 from relive.gather import KeptRows, RowSource
 from relive.index import Index, Window
 from relive.leases import Leases
+from relive.output_pool import OutputPool
 from relive.record import Record
 from relive.row_reading import read_rows
 from relive.snapshot import Snapshot
@@ -72,6 +73,7 @@ class StoreReader:
         self.schema: Schema | None = None
         """What each trajectory has; None before the first."""
         self._cache = cache
+        self._pool = OutputPool()
         self._resident: dict[int, Resident] = {}
         self._leases: Leases[Resident] = Leases()
         self._is_replacing = False
@@ -100,7 +102,7 @@ class StoreReader:
         rows = KeptRows(row_source(snapshot))
         if not has_file:
             self._resident[record.trajectory_id] = Resident(snapshot, rows)
-        if self.disk is not None:
+        if self.disk is not None and self.disk.formats.own.needs_cache:
             self._cache.put(record.trajectory_id, rows)
 
     def fill_cache(self) -> None:
@@ -110,8 +112,9 @@ class StoreReader:
             MissingFileError: A file is not there.
             CorruptFileError: A file is damaged.
         """
-        newest = self.index.newest(self._cache.max_size) if self._cache.max_size else []
-        for record in newest:
+        if self.disk is None or not self.disk.formats.own.needs_cache or not self._cache.max_size:
+            return
+        for record in self.index.newest(self._cache.max_size):
             if record.trajectory_id not in self._cache:
                 self._hold(record, self.read(record.trajectory_id), has_file=True)
 
@@ -144,7 +147,7 @@ class StoreReader:
             ClosedError: The store is closed.
         """
         if self._is_closed:
-            raise ClosedError("the buffer is closed; open another one")
+            raise ClosedError("the buffer is closed, but only an open one is of use; open another")
 
     def find(self, trajectory_id: int) -> tuple[Record, Resident | None]:
         """Return a record, and its rows while no file has them, retired ones included.
@@ -179,7 +182,13 @@ class StoreReader:
         """Copy rows of a view that is held, as `read_rows` does."""
         assert view.schema is not None
         return read_rows(
-            row_ids, names, view.window, view.schema, find=self._find_rows, disk=self.disk
+            row_ids,
+            names,
+            view.window,
+            view.schema,
+            find=self._find_rows,
+            disk=self.disk,
+            pool=self._pool,
         )
 
     def _find_rows(self, trajectory_id: int) -> tuple[Record, RowSource | None]:

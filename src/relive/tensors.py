@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from relive.dtypes import DTYPE_NAMES, has_numpy_type, storage_dtype
 from relive.errors import UnsupportedValueError
+from relive.memory import own_copy
 
 if TYPE_CHECKING:
     import torch
@@ -65,10 +66,17 @@ def copy_in(value: Any, column: str) -> tuple[NDArray[Any], str]:
         The copy in its storage type, and the name of its element type.
 
     Raises:
-        UnsupportedValueError: The element type or the tensor's layout cannot be stored.
+        UnsupportedValueError: The element type or the tensor's layout cannot be stored, or it is
+            a masked array.
     """
     if is_tensor(value):
         return _copy_tensor(value, column)
+    if isinstance(value, np.ma.MaskedArray):
+        raise UnsupportedValueError(
+            f"column {column!r} is a masked array, but columns hold no mask; give its filled(), "
+            "and the mask as a column below extras",
+            column=column,
+        )
     array = np.asarray(value)
     native = array.dtype.newbyteorder("=")
     if not has_numpy_type(native.name):
@@ -77,7 +85,7 @@ def copy_in(value: Any, column: str) -> tuple[NDArray[Any], str]:
             f"{', '.join(name for name in DTYPE_NAMES if has_numpy_type(name))}; convert it",
             column=column,
         )
-    return np.array(array, dtype=native, order="C", copy=True), native.name
+    return own_copy(array, native), native.name
 
 
 def _copy_tensor(tensor: torch.Tensor, column: str) -> tuple[NDArray[Any], str]:
@@ -99,8 +107,8 @@ def _copy_tensor(tensor: torch.Tensor, column: str) -> tuple[NDArray[Any], str]:
     if not has_numpy_type(name):
         plain = plain.view(getattr(torch, _SIGNED[storage_dtype(name).itemsize]))
     # NumPy copies: PyTorch would start a team of threads, which waits when cores are busy
-    own = np.array(plain.numpy(), order="C", copy=True)
-    return own.view(storage_dtype(name)), name
+    array = plain.numpy()
+    return own_copy(array, array.dtype).view(storage_dtype(name)), name
 
 
 def wrap_out(array: NDArray[Any], dtype: str, framework: Framework, column: str) -> Any:

@@ -7,10 +7,12 @@ Axes and terms (T, B, E, row, run) are those of docs/glossary.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from relive.errors import InvalidArgumentError
 from relive.fields import FACT_FIELDS
 from relive.interventions import Mode, extract_interventions
+from relive.options import nearest
 
 __all__ = ["COLUMN_FIELDS", "Trajectory"]
 
@@ -58,6 +60,24 @@ class Trajectory:
     """Further columns and side values: a nested dict."""
     gaps: Any = None
     """Whether the next chunk step does not follow this one, bool `[T, B]`; no run crosses one."""
+
+    if not TYPE_CHECKING:  # with it, type checkers would no longer see a misspelt field
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Set a field, also one that a subclass has; a misspelt one would be lost silently.
+
+            Raises:
+                InvalidArgumentError: There is none of this name.
+            """
+            names = self.__dataclass_fields__
+            if name not in names and not name.startswith("_") and not hasattr(type(self), name):
+                close = nearest(name, names)
+                cure = f"did you mean {close!r}?" if close else "put further columns into extras"
+                raise InvalidArgumentError(
+                    f"{name} is no field of {type(self).__name__}, but only its fields are stored; "
+                    f"{cure}"
+                )
+            super().__setattr__(name, value)
 
     def extract_interventions(self: _Self, mode: Mode = "any") -> list[_Self]:
         """Return the steps that a human corrected, one trajectory for each contiguous stretch.

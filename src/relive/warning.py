@@ -7,9 +7,19 @@ import sys
 import warnings
 from pathlib import Path
 
-__all__ = ["warn"]
+__all__ = ["cause_of", "warn"]
 
 _PACKAGE = str(Path(__file__).parent)
+
+
+def cause_of(error: Exception) -> str:
+    """Return what an error says without what to do, for a warning that says what was done.
+
+    Example:
+        >>> cause_of(ValueError("x is 1, but must be 2; give 2"))
+        'x is 1, but must be 2'
+    """
+    return str(error).rpartition("; ")[0] or str(error)
 
 
 def warn(message: str) -> None:

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import traceback
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from relive.cli.programs import programs_folder
 from relive.errors import InvalidArgumentError, MissingPackageError, ReplayError
 
 __all__ = ["demo"]
@@ -33,7 +35,10 @@ def demo(
         int | None, typer.Option(min=0, help="Of agent, buffer and envs.", show_default="1")
     ] = None,
     folder: Annotated[
-        Path, typer.Option("--dir", help="Where buffer, saves and learning curve go.")
+        Path,
+        typer.Option(
+            "--dir", help="Where buffer, saves and learning curve go: new, empty, or a run's."
+        ),
     ] = Path("relive-demo"),
     num_envs: Annotated[
         int | None, typer.Option(min=1, help="Parallel environments.", show_default="8")
@@ -49,14 +54,20 @@ def demo(
             show_default="-150 for Pendulum-v1, else where Gymnasium calls it solved",
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --dir.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the run in --dir; one that reached its goal goes on without.",
+        ),
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the run in --dir.")
     ] = False,
 ) -> None:
     """Train soft actor-critic on a Gymnasium environment, from a replay buffer on disk.
 
-    Takes about a minute. Ctrl+C saves; --resume goes on from there.
+    Takes a minute or two on Pendulum. Ctrl+C saves; --resume goes on from there.
     """
     if resume and overwrite:
         raise InvalidArgumentError(
@@ -98,13 +109,14 @@ def demo(
         what = f"{type(error).__name__}: {error}"
         typer.echo(f"relive: the demo was ended by {what}; {_way_back(folder)}", err=True)
         raise typer.Exit(1) from error
-    typer.echo("\n".join(closing_words(outcome)))
+    typer.echo("\n".join(closing_words(outcome, programs=programs_folder())))
     if outcome.was_interrupted:
         raise typer.Exit(_INTERRUPTED)
 
 
 def _way_back(folder: Path) -> str:
-    return f"`relive demo --resume --dir {folder}` goes on from the newest save, if there is one"
+    command = f"{programs_folder()}relive demo --resume --dir {shlex.quote(str(folder))}"
+    return f"`{command}` goes on from the newest save, if there is one"
 
 
 def _check_packages() -> None:

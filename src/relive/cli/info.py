@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 import datetime
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from relive.cli.programs import programs_folder
+from relive.errors import MissingFileError
+from relive.index_file import METADATA_NAME
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["info"]
 
 _MOST_SHAPES = 5
+_MOST_STORES = 3
 
 
 def info(
@@ -30,7 +36,11 @@ def info(
 
     from relive.maintenance import summarize
 
-    summary = summarize(folder)
+    try:
+        summary = summarize(folder)
+    except MissingFileError as error:
+        _say_what_is_inside(folder, error)
+        raise
     console = Console()
     console.print(_facts(summary))
     if summary.columns:
@@ -38,6 +48,25 @@ def info(
         console.print(_columns(summary))
     for problem in summary.problems:
         console.print(f"note: {problem}", style="yellow", markup=False)
+
+
+def _say_what_is_inside(folder: Path, error: MissingFileError) -> None:
+    """Name the stores in a folder that is none itself, such as that of the demo."""
+    from relive.maintenance import find_stores
+
+    if error.path != str(folder.resolve() / METADATA_NAME):
+        return  # it is one, or a parent of ranks, and lacks something else
+    inside = find_stores(folder, at_most=_MOST_STORES + 1)
+    if not inside:
+        return
+    command = f"{programs_folder()}relive info"
+    calls = [f"`{command} {shlex.quote(str(path))}`" for path in inside[:_MOST_STORES]]
+    more = ", among others" if len(inside) > _MOST_STORES else ""
+    raise MissingFileError(
+        f"{str(folder)!r} is neither a store nor a checkpoint, but holds some; "
+        f"run {' or '.join(calls)}{more}",
+        path=str(folder),
+    ) from error
 
 
 def _facts(summary: Summary) -> Table:

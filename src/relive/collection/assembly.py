@@ -168,8 +168,8 @@ class Assembly:
         if unknown and group.finished_names:
             raise mismatch(
                 part,
-                f"brings {sorted(unknown)} to a trajectory that has left without; "
-                "name them in columns= so that steps wait for them",
+                f"brings {sorted(unknown)}, but its trajectory has left without; name them in "
+                "columns= so that steps wait for them",
                 column=min(unknown),
             )
         self._counts["num_parts"] += 1
@@ -194,7 +194,9 @@ class Assembly:
         if group is not None:
             if num_envs != group.num_envs:
                 raise mismatch(
-                    part, f"has {num_envs} envs, but its group has {group.num_envs}, for all time"
+                    part,
+                    f"has {num_envs} envs, but its group has {group.num_envs} for all time; give "
+                    "other envs a group of their own",
                 )
             return
         others = [name for name in self._to_join if name != part.group]
@@ -205,11 +207,15 @@ class Assembly:
         if isinstance(self._split, int):
             if self._split > num_envs:
                 raise mismatch(
-                    part, f"makes {num_envs} envs, but they are to be cut into {self._split} pieces"
+                    part,
+                    f"makes {num_envs} envs, but they are to be cut into {self._split} pieces; "
+                    "give a smaller split=",
                 )
         elif sum(self._split) != num_envs:
             raise mismatch(
-                part, f"makes {num_envs} envs, but they are to be cut into sizes {self._split}"
+                part,
+                f"makes {num_envs} envs, but they are to be cut into sizes {self._split}; give a "
+                f"split= whose sum is {num_envs}",
             )
 
     def _check_room(self, part: TrajectoryPart, num_freed: int) -> None:
@@ -317,7 +323,8 @@ def _checked_split(split: int | Iterable[int]) -> int | tuple[int, ...]:
     numbers = tuple(split) if isinstance(split, Iterable) else (split,)
     if not numbers or not all(map(is_count, numbers)):
         raise InvalidArgumentError(
-            f"split is {split!r}, but must be a number of pieces or their sizes, each at least 1"
+            f"split is {split!r}, but must be a number of pieces or their sizes, each at least 1; "
+            "leave it at 1 to cut nothing"
         )
     sizes = tuple(map(int, numbers))
     return sizes if isinstance(split, Iterable) else sizes[0]
@@ -326,5 +333,6 @@ def _checked_split(split: int | Iterable[int]) -> int | tuple[int, ...]:
 def _check_join(join: Sequence[str]) -> None:
     if len(join) == 1 or len(set(join)) < len(join):
         raise InvalidArgumentError(
-            f"join is {join!r}, but must name at least two different groups, or none"
+            f"join is {join!r}, but must name at least two different groups, or none; name each "
+            "group once"
         )

@@ -67,7 +67,13 @@ def shown(spec: ColumnSpec) -> str:
 
 
 def mismatch(part: TrajectoryPart, fault: str, *, column: str = "") -> PartMismatchError:
-    """Return the error that this part does not fit, naming its key."""
+    """Return the error that this part does not fit, naming its key.
+
+    Args:
+        part: The part.
+        fault: What it has or is, what holds, and what to do.
+        column: The column concerned, or "".
+    """
     return PartMismatchError(
         f"the part of group {part.group!r}, incarnation {part.incarnation}, trajectory "
         f"{part.trajectory}, epoch {part.epoch}, step {part.step} {fault}",
@@ -131,7 +137,7 @@ def read_part(part: TrajectoryPart) -> tuple[dict[str, Incoming], int]:
     given = flat_columns(part)
     for name in given:
         if fault := check_name(name):
-            raise mismatch(part, f"has column {fault}", column=name)
+            raise mismatch(part, f"has a column of no trajectory: {fault}", column=name)
     version = given.pop(VERSIONS) if _is_number(given.get(VERSIONS)) else None
     incoming = {name: _read_column(part, name, leaf) for name, leaf in given.items()}
     num_envs = _num_envs(part, incoming)
@@ -161,7 +167,9 @@ def _read_column(part: TrajectoryPart, name: str, leaf: Any) -> Incoming:
         rows, dtype = copy_in(leaf, name)
         if not rows.ndim:
             raise mismatch(
-                part, f"has a single number as {name!r}, but columns are [B, ...]", column=name
+                part,
+                f"has a single number as {name!r}, but columns are [B, ...]; give one for each env",
+                column=name,
             )
         column = Incoming(rows, ColumnSpec(dtype, rows.shape[1:]), is_tensor(leaf))
     else:
@@ -174,7 +182,8 @@ def _read_column(part: TrajectoryPart, name: str, leaf: Any) -> Incoming:
     if name in _NUMBER_FIELDS and not numbers:
         raise mismatch(
             part,
-            f"has {shown(column.spec)} as {name!r}, but that must be numbers of a NumPy type",
+            f"has {shown(column.spec)} as {name!r}, but that must be numbers of a NumPy type; "
+            "convert it, or put it below extras",
             column=name,
         )
     return column
@@ -183,14 +192,17 @@ def _read_column(part: TrajectoryPart, name: str, leaf: Any) -> Incoming:
 def _num_envs(part: TrajectoryPart, incoming: Mapping[str, Incoming]) -> int:
     counts = {name: len(column.rows) for name, column in incoming.items()}
     if not counts:
-        raise mismatch(part, "has no column [B, ...], but must bring at least one")
+        raise mismatch(
+            part, "has no column [B, ...], but must bring at least one; put it into columns"
+        )
     first, num_envs = next(iter(counts.items()))
     for name, count in counts.items():
         if count != num_envs or not count:
             raise mismatch(
                 part,
                 f"has {count} rows in column {name!r} and {num_envs} in {first!r}, but all "
-                "columns of a part have one row for each of its B envs, B at least 1",
+                "columns of a part have one row for each of its B envs, B at least 1; give them "
+                "the same length",
                 column=name,
             )
     return num_envs

@@ -57,7 +57,7 @@ class RolloutPlan:
         for name in self.columns or ():
             fault = name not in TREE_FIELDS and check_name(name)
             if fault:
-                raise InvalidArgumentError(f"columns has {name!r}, but {fault}")
+                raise InvalidArgumentError(f"columns has a name of no trajectory: {fault}")
 
     @property
     def num_steps(self) -> int:
@@ -94,7 +94,8 @@ class RolloutPlan:
                     raise mismatch(
                         part,
                         f"has column {name!r}, but before the first step there are only "
-                        f"{', '.join(FLAG_FIELDS)}, after the last only {', '.join(VALUE_FIELDS)}",
+                        f"{', '.join(FLAG_FIELDS)}, after the last only {', '.join(VALUE_FIELDS)}; "
+                        f"send it with steps 0 to {self.steps_per_epoch - 1}",
                         column=name,
                     )
 

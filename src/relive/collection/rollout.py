@@ -118,7 +118,7 @@ class Rollout:
             raise mismatch(
                 part,
                 f"has model_weights_id {part.model_weights_id!r}, but {known_id!r} came before; "
-                "all parts of a step must name the same weights",
+                "let all parts of a step name the same weights, or one alone",
                 column="model_weights_id",
             )
         completes = moment not in self._complete and self._would_complete(part, new)
@@ -131,21 +131,24 @@ class Rollout:
         if known != column.spec:
             raise mismatch(
                 part,
-                f"has {shown(column.spec)} as {name!r}, but {shown(known)} came before; "
-                "a column keeps its type and row shape",
+                f"has {shown(column.spec)} as {name!r}, but {shown(known)} came before; convert "
+                "it, since a column keeps its type and row shape",
                 column=name,
             )
         if name in self._names.get(moment, ()):
             if column.has_same_values(self._columns[name][self._plan.row(name, moment)]):
                 return False
             raise mismatch(
-                part, f"brings {name!r} again with other values, but it came before", column=name
+                part,
+                f"brings {name!r} again with other values, but each column of a step comes once; "
+                "see to the key of the part, or give a restarted worker a higher incarnation",
+                column=name,
             )
         if moment in self._complete:
             raise mismatch(
                 part,
-                f"brings {name!r} to a step that is complete already; "
-                "name it in columns= so that steps wait for it",
+                f"brings {name!r}, but its step is complete already; name it in columns= so that "
+                "steps wait for it",
                 column=name,
             )
         return True
@@ -165,7 +168,7 @@ class Rollout:
             raise mismatch(
                 part,
                 f"leaves its step without {sorted(missing)} and with {sorted(extra)} beyond what "
-                "the other steps have; every step of a trajectory has the same columns",
+                "the other steps have, but all steps have the same columns; send them alike",
                 column=min(missing | extra),
             )
         return True

@@ -95,7 +95,7 @@ def _make(env_id: str) -> gymnasium.Env[Any, Any]:
             return gymnasium.make(env_id)
     except gymnasium.error.DependencyNotInstalled as error:
         raise MissingPackageError(
-            f"env {env_id!r} needs a package that is not installed; {_pip_line(env_id)} "
+            f"env {env_id!r} needs a package, but it is not installed; {_pip_line(env_id)} "
             f"(Gymnasium says: {error})"
         ) from error
     except ImportError as error:

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Display", "LineDisplay", "Progress", "TerminalDisplay", "open_display", "return_text"]
+__all__ = [
+    "Display",
+    "LineDisplay",
+    "Progress",
+    "TerminalDisplay",
+    "count_text",
+    "open_display",
+    "return_text",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +50,7 @@ class Progress:
             f"return: evaluation {return_text(self.evaluation_return)}, "
             f"training {return_text(self.training_return)} | "
             f"{self.samples_per_s:,.0f} samples/s | "
-            f"buffer {self.num_trajectories:,} trajectories | {self.seconds:.0f} s"
+            f"buffer {_held_text(self)} | {self.seconds:.0f} s"
         )
 
 
@@ -131,7 +139,7 @@ def _lines_of(progress: Progress) -> Table:
     )
     lines.add_row(
         "buffer",
-        f"{progress.num_trajectories:,} trajectories, {progress.samples_per_s:,.0f} samples/s",
+        f"{_held_text(progress)}, {progress.samples_per_s:,.0f} samples/s",
     )
     return lines
 
@@ -151,6 +159,20 @@ def open_display(out: TextIO | None = None) -> Iterator[Display]:
             yield display
     else:
         yield LineDisplay(out or sys.stdout)
+
+
+def _held_text(progress: Progress) -> str:
+    return count_text(progress.num_trajectories, "trajectory", "trajectories")
+
+
+def count_text(number: int, one: str, many: str) -> str:
+    """Write how many there are of something.
+
+    Example:
+        >>> count_text(1, "trajectory", "trajectories"), count_text(1200, "step", "steps")
+        ('1 trajectory', '1,200 steps')
+    """
+    return f"{number:,} {one if number == 1 else many}"
 
 
 def return_text(value: float | None) -> str:

@@ -3,31 +3,32 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
-import sys
-from pathlib import Path
 
-from relive.demo.progress import return_text
+from relive.demo.progress import count_text, return_text
 from relive.demo.run import Outcome
 from relive.demo.settings import DEFAULT_ENV
 
 __all__ = ["closing_words"]
 
 
-def closing_words(outcome: Outcome) -> list[str]:
-    """Return the last lines of a run."""
+def closing_words(outcome: Outcome, *, programs: str = "") -> list[str]:
+    """Return the last lines of a run.
+
+    Args:
+        outcome: How it ended.
+        programs: What a shell needs before the name of a program, such as ".venv/bin/".
+    """
     settings, folder, history = outcome.settings, outcome.folder, outcome.history
     stats = outcome.buffer_stats
-    where, programs = shlex.quote(str(folder.path)), _programs()
+    where = shlex.quote(str(folder.path))
+    held = count_text(int(stats["num_trajectories"]), "trajectory", "trajectories")
     lines = [
         "",
         _result(outcome),
         "",
         f"  buffer          {folder.buffer}  "
-        f"({stats['num_trajectories']:,.0f} trajectories, {stats['total_samples']:,.0f} "
-        f"transitions, {settings.trajectory_format})",
+        f"({held}, {stats['total_samples']:,.0f} transitions, {settings.trajectory_format})",
         f"  learning curve  {folder.curve}",
         f"  saved run       {folder.saves}",
         "",
@@ -49,14 +50,6 @@ def closing_words(outcome: Outcome) -> list[str]:
         *other,
         "The code of the demo, to copy from: the package relive.demo, which says where to start.",
     ]
-
-
-def _programs() -> str:
-    """Return the folder of this environment's programs, or "" when the shell finds them."""
-    folder = Path(sys.executable).parent
-    if shutil.which("relive") is not None or not (folder / "relive").exists():
-        return ""
-    return shlex.quote(os.path.relpath(folder)) + os.sep
 
 
 def _result(outcome: Outcome) -> str:

@@ -21,7 +21,7 @@ from relive.demo.environments import EnvFacts, look_at, make_envs
 from relive.demo.history import History
 from relive.demo.interrupt import Interrupt, StopRequested
 from relive.demo.plot import draw_curve
-from relive.demo.progress import Display
+from relive.demo.progress import Display, return_text
 from relive.demo.rollout import ActingPolicy, Rollouts
 from relive.demo.sac import Actor, Sac
 from relive.demo.saves import RunFolder
@@ -60,8 +60,9 @@ class _Beginning:
     facts: EnvFacts
     history: History
     if_exists: IfExists
-    save: Path | None  # None: a new run
-    agent_state: Mapping[str, Any] | None
+    save: Path | None = None  # None: a new run
+    agent_state: Mapping[str, Any] | None = None
+    goal_before: float | None = None  # of a run that reached it and goes on without
 
 
 def run_demo(
@@ -88,7 +89,8 @@ def run_demo(
         InvalidArgumentError: The settings make no sense, or not for this environment, or not
             for the run to resume.
         MissingPackageError: The environment needs a package that is not installed.
-        StoreExistsError: The folder holds a run, and neither flag says what to do with it.
+        StoreExistsError: The folder holds a run, and neither flag says what to do with it; or it
+            holds other things.
         ReplayError: What the buffer, the channels or the disk met.
     """
     folder = RunFolder(path)
@@ -143,10 +145,10 @@ def _new(folder: RunFolder, given: Mapping[str, Any], *, overwrite: bool) -> _Be
     if "goal" not in given:
         goal = DEFAULT_GOAL if settings.env == DEFAULT_ENV else facts.goal
         settings = replace(settings, goal=goal)
-    if not overwrite:
-        folder.check_unused()
-    history = History(sessions=1)
-    return _Beginning(settings, facts, history, "overwrite" if overwrite else "refuse", None, None)
+    folder.check_free(overwrite=overwrite)
+    return _Beginning(
+        settings, facts, History(sessions=1), if_exists="overwrite" if overwrite else "refuse"
+    )
 
 
 def _resumed(folder: RunFolder, given: Mapping[str, Any]) -> _Beginning:
@@ -159,12 +161,15 @@ def _resumed(folder: RunFolder, given: Mapping[str, Any]) -> _Beginning:
             f"steps is {settings.steps:,}, but the run in {str(folder.path)!r} has "
             f"{history.steps:,} already; give a larger --steps to go on"
         )
+    goal_before = None
     if "goal" not in given and history.has_reached(settings.goal):
+        goal_before = settings.goal
         settings = replace(settings, goal=None)  # who resumes a finished run wants more
     history.sessions += 1
     # What a killed run added after its save is put aside by loading the save, and collected again.
     if_exists: IfExists = "resume" if history.steps else "overwrite"
-    return _Beginning(settings, look_at(settings.env), history, if_exists, save, state["agent"])
+    facts = look_at(settings.env)
+    return _Beginning(settings, facts, history, if_exists, save, state["agent"], goal_before)
 
 
 def _save(
@@ -192,6 +197,11 @@ def _load(buffer: TrajectoryReplayBuffer, checkpoint: Path, display: Display) ->
 
 def _notes(begin: _Beginning) -> list[str]:
     notes = list(begin.facts.notes)
+    if begin.goal_before is not None:
+        notes.append(
+            f"the goal of {return_text(begin.goal_before)} is reached already, so the run goes on "
+            f"without one, to {begin.settings.steps:,} steps; --goal gives it another"
+        )
     warm_up = begin.settings.warmup_trajectories * begin.settings.rows_per_trajectory
     if begin.settings.steps < warm_up:
         notes.append(f"nothing is learned in so few steps: the first {warm_up:,} act at random")

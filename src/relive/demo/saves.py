@@ -29,12 +29,14 @@ from relive.errors import (
     StorageWriteError,
     StoreExistsError,
 )
+from relive.locks import LOCK_NAME
 
 __all__ = ["RunFolder"]
 
 _VERSION = 1
 _AGENT_FILE = "agent.pt"
 _SAVE_NAME = re.compile(r"\d{6}")
+_MOST_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +61,46 @@ class RunFolder:
         """Return where the learning curve lies."""
         return self.path / "learning_curve.png"
 
-    def check_unused(self) -> None:
-        """Make sure that a new run would not mix with an old one.
+    def check_free(self, *, overwrite: bool) -> None:
+        """Make sure that a new run would not mix with an old one, or with anything else.
+
+        Args:
+            overwrite: Whether a run in the folder may be replaced.
 
         Raises:
-            StoreExistsError: A run has written here.
+            StoreExistsError: It is no folder, a run has written here, or other things lie here.
+            StorageWriteError: The disk refused.
         """
-        if files.exists(self.buffer) or files.exists(self.saves):
+        if not files.exists(self.path):
+            return
+        if not self.path.is_dir():
+            raise StoreExistsError(
+                f"{str(self.path)!r} is no folder, but a run needs one; give another with --dir",
+                path=str(self.path),
+            )
+        if self._holds_a_run():
+            if overwrite:
+                return
             raise StoreExistsError(
                 f"folder {str(self.path)!r} holds a run of the demo, but a new run needs one "
                 "without; add --resume to go on with that run, --overwrite to start again, "
                 "or --dir for another folder",
                 path=str(self.path),
             )
+        try:
+            names = files.list_names(self.path)
+        except OSError as error:
+            raise _refused(self.path, error) from error
+        if names:
+            shown = ", ".join(map(repr, names[:_MOST_NAMES])) + ", ..." * (len(names) > _MOST_NAMES)
+            raise StoreExistsError(
+                f"folder {str(self.path)!r} holds {shown} and no run of the demo, but a new run "
+                "needs an empty folder; give another with --dir",
+                path=str(self.path),
+            )
+
+    def _holds_a_run(self) -> bool:
+        return files.exists(self.buffer / LOCK_NAME) or bool(self._complete_saves())
 
     def remove_saves(self) -> None:
         """Forget the saves and the curve; the buffer's store is left to the buffer.
@@ -92,8 +121,7 @@ class RunFolder:
         Raises:
             MissingFileError: There is none.
         """
-        complete = [each for each in self._save_folders() if files.exists(each / _AGENT_FILE)]
-        if complete:
+        if complete := self._complete_saves():
             return complete[-1]
         raise MissingFileError(
             f"folder {str(self.path)!r} has no complete save of the demo, but --resume needs one; "
@@ -157,6 +185,9 @@ class RunFolder:
                 path=str(path),
             )
         return dict(state)
+
+    def _complete_saves(self) -> list[Path]:
+        return [each for each in self._save_folders() if files.exists(each / _AGENT_FILE)]
 
     def _save_folders(self) -> list[Path]:
         if not files.exists(self.saves):

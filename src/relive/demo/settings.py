@@ -123,4 +123,6 @@ class DemoSettings:
     def _check_at_least(self, name: str, lowest: int) -> None:
         value = getattr(self, name)
         if value < lowest:
-            raise InvalidArgumentError(f"{name} is {value!r}, but must be at least {lowest}")
+            raise InvalidArgumentError(
+                f"{name} is {value!r}, but must be at least {lowest}; give {lowest} or more"
+            )

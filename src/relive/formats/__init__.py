@@ -5,16 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from relive.errors import InvalidArgumentError
 from relive.formats.base import Format
+from relive.formats.file_format import FileFormat
+from relive.formats.memmap import MemmapFormat
 from relive.formats.pkl import PklFormat
 from relive.formats.pt import PtFormat
+from relive.options import check_choice
 
-__all__ = ["FORMATS", "Format", "PklFormat", "PtFormat", "create_format"]
+__all__ = [
+    "FORMATS",
+    "FileFormat",
+    "Format",
+    "MemmapFormat",
+    "PklFormat",
+    "PtFormat",
+    "create_format",
+]
 
 FORMATS: Mapping[str, Callable[[bool], Format]] = {
     "pt": lambda allow_pickle: PtFormat(),
     "pkl": lambda allow_pickle: PklFormat(allow_pickle=allow_pickle),
+    "memmap": lambda allow_pickle: MemmapFormat(),
 }
 """How each format is made, given whether pickles may ask for anything."""
 
@@ -30,8 +41,5 @@ def create_format(name: str, *, allow_pickle: bool = False) -> Format:
     Raises:
         InvalidArgumentError: There is no such format.
     """
-    if name not in FORMATS:
-        raise InvalidArgumentError(
-            f"trajectory_format is {name!r}, but the formats are {', '.join(map(repr, FORMATS))}"
-        )
+    check_choice("trajectory_format", name, list(FORMATS))
     return FORMATS[name](allow_pickle)

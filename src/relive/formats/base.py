@@ -9,33 +9,59 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from relive import files
 from relive.dtypes import TEXT
 from relive.errors import CorruptFileError, MissingFileError, StorageError
 from relive.formats.checksum import checksums
-from relive.gather import RowBatch, RowSource, Wanted
-from relive.record import CHECKSUM_BYTES, Record, quoted_weights_id
+from relive.gather import Lacking, PlacedRows, RowBatch, RowSource, Wanted
+from relive.index import Index
+from relive.limits import Limits
+from relive.output_pool import Outputs
+from relive.record import CHECKSUM_BYTES, Record
 from relive.snapshot import Snapshot
-from relive.trajectory import Trajectory
 
-__all__ = ["Format", "check_size", "check_snapshot", "naming", "row_source"]
+__all__ = [
+    "Copier",
+    "Format",
+    "Progress",
+    "check_size",
+    "check_snapshot",
+    "naming",
+    "no_progress",
+    "row_source",
+]
+
+Copier = Callable[[Record], Record]
+"""Brings one trajectory and returns its record there.
+
+Raises `MissingFileError` or `CorruptFileError` for a file that is gone or cut, of which nothing is
+left in the target, and `OSError`."""
+
+Progress = Callable[[int], object]
+"""Told how many bytes were copied since the last call."""
+
+
+def no_progress(num_bytes: int) -> None:
+    """Tell nobody how many bytes were copied."""
 
 
 class Format(ABC):
-    """One way to store trajectories, one file each unless a subclass says otherwise.
+    """One way to store trajectories.
 
-    Any thread may read while one thread writes. A format object belongs to one folder's store
-    and may keep files mapped; `close` lets go of them.
+    Any thread may read while one thread writes. A format object belongs to one store, whose
+    folder it is given with each call, and reads other folders too while they are loaded. It may
+    keep files open or mapped; `close` lets go of them.
     """
 
     name: ClassVar[str]
     """As in `trajectory_format` and in records."""
-    suffix: ClassVar[str]
-    """Ending of its files, with the dot."""
+    ids_are_in_files: ClassVar[bool] = True
+    """Whether a trajectory must be written anew to get another id."""
+    needs_cache: ClassVar[bool] = True
+    """Whether rows are faster in the cache than in its files."""
 
     def prepare_to_write(self) -> None:  # noqa: B027 - most formats need nothing
         """Import what writing needs, in the thread that opens the store.
@@ -43,9 +69,24 @@ class Format(ABC):
         A late import of PyTorch in the writer's thread could meet the end of the process.
         """
 
+    def take_up(  # noqa: B027 - likewise
+        self, folder: Path, index: Index, limits: Limits | None = None
+    ) -> None:
+        """Get to know what a store holds, before it is written to and after a load.
+
+        Args:
+            folder: The store.
+            index: Its trajectories, those of other formats included.
+            limits: How much it will hold; None for as much as was said before.
+
+        Raises:
+            StorageError: The disk refused.
+            CorruptFileError: A file is cut or damaged.
+        """
+
     @abstractmethod
     def write(self, folder: Path, record: Record, snapshot: Snapshot, *, sync: bool) -> Record:
-        """Store a trajectory: whole under its final name, or not at all.
+        """Store a trajectory, so that it can be read by its record, or not at all.
 
         Args:
             folder: The store.
@@ -84,16 +125,6 @@ class Format(ABC):
             CorruptFileError: Its file is cut, damaged, or not what the record says.
         """
 
-    @abstractmethod
-    def read_file(self, path: Path) -> Trajectory:
-        """Read a trajectory file that has no record, such as RLinf's.
-
-        Raises:
-            MissingFileError: It is not there.
-            CorruptFileError: It is cut, or holds something else.
-            UnsafePickleError: It asks for more than tensors and plain containers.
-        """
-
     def gather(self, folder: Path, wanted: Sequence[Wanted], batch: RowBatch) -> None:
         """Fill a batch from stored trajectories, each read at most once.
 
@@ -104,58 +135,77 @@ class Format(ABC):
         for one in wanted:
             batch.fill(one, self.rows(folder, one.record, batch.names))
 
-    def path(self, folder: Path, record: Record) -> Path:
-        """Return the file of a trajectory."""
-        weights_id = quoted_weights_id(record.model_weights_id)
-        return folder / f"trajectory_{record.trajectory_id}_{weights_id}{self.suffix}"
+    def gather_placed(self, folder: Path, rows: PlacedRows, outputs: Outputs) -> Lacking:
+        """Fill a batch from trajectories whose records have a place, all at once.
 
-    def is_whole(self, folder: Path, record: Record) -> bool:
-        """Tell whether the file of a trajectory is there and as long as it was written."""
-        path = self.path(folder, record)
-        try:
-            return files.size_bytes(path) == record.location.get("size_bytes")
-        except FileNotFoundError:
-            return False
+        Args:
+            folder: The store.
+            rows: Which rows, in the order of the batch.
+            outputs: Where to.
 
-    def copy_to(self, folder: Path, record: Record, target: Path, *, sync: bool) -> None:
-        """Copy a stored trajectory to another folder, sharing blocks where possible.
-
-        With `sync` its bytes survive a power loss; its name does once `target` is synced.
+        Returns:
+            Columns that rows lack: their full names, and the positions of those rows.
 
         Raises:
-            MissingFileError: Its file is not there.
-            CorruptFileError: It is cut; nothing is left in `target`.
-            OSError: The disk refused.
+            StorageError: The disk cannot read it.
         """
-        path = self.path(folder, record)
-        with naming(path, record):
-            check_size(record, files.size_bytes(path))
-        files.copy(path, self.path(target, record), sync=sync)
+        raise NotImplementedError(f"records of {self.name!r} have no place")
 
+    @abstractmethod
+    def path(self, folder: Path, record: Record) -> Path:
+        """Return what holds a trajectory: its file, or a folder that it shares."""
+
+    @abstractmethod
+    def is_whole(self, folder: Path, record: Record) -> bool:
+        """Tell whether all of a trajectory is there, as long as it was written."""
+
+    @abstractmethod
+    def copier(
+        self,
+        source: Path,
+        target: Path,
+        *,
+        sync: bool,
+        store: Path | None = None,
+        progress: Progress = no_progress,
+    ) -> Copier:
+        """Return what brings stored trajectories into another folder, sharing bytes if it can.
+
+        Args:
+            source: Where they lie.
+            target: Where to; the caller syncs it afterwards.
+            sync: Whether the bytes must survive a power loss.
+            store: Where they will be moved from the target later: they get names that are free
+                there. None keeps the names.
+            progress: Called with the number of bytes copied since it was called last.
+        """
+
+    @abstractmethod
     def move_to(self, folder: Path, record: Record, target: Path) -> None:
         """Move a stored trajectory to a folder on the same file system.
 
-        Raises:
-            OSError: The disk refused.
-        """
-        files.rename(self.path(folder, record), self.path(target, record))
-        self.forget(folder, record)
-
-    def sync(self, folder: Path, record: Record) -> None:
-        """Make a stored trajectory survive a power loss, but for the name in its folder.
+        What holds others too is moved if all of them are to leave, else shared.
 
         Raises:
             OSError: The disk refused.
         """
-        files.sync_file(self.path(folder, record))
 
+    @abstractmethod
+    def sync(self, folder: Path, records: Iterable[Record]) -> None:
+        """Make stored trajectories survive a power loss, but for names in the folder.
+
+        Those that are no longer there are left out: whoever reads them is told.
+
+        Raises:
+            OSError: The disk refused.
+        """
+
+    @abstractmethod
     def remove(self, folder: Path, record: Record) -> None:
         """Remove a stored trajectory; one that is gone already is fine."""
-        files.remove(self.path(folder, record))
-        self.forget(folder, record)
 
-    def forget(self, folder: Path, record: Record) -> None:  # noqa: B027 - most hold nothing
-        """Let go of what is kept open or mapped of a trajectory."""
+    def release(self, folder: Path) -> None:  # noqa: B027 - most formats hold nothing
+        """Let go of what is open or mapped of a folder that is read no more."""
 
     def close(self) -> None:  # noqa: B027 - most formats hold nothing
         """Let go of files kept open or mapped; twice is fine."""
@@ -179,26 +229,28 @@ def naming(path: Path, record: Record | None = None) -> Iterator[None]:
     Raises:
         MissingFileError: In place of `FileNotFoundError`.
         StorageError: In place of any other `OSError`.
-        CorruptFileError: With the path before its message; of the same class as was raised.
+        CorruptFileError: With the path before its message and what to do behind it, which its
+            subclasses say themselves; of the same class as was raised.
     """
     whose = "" if record is None else f" of trajectory {record.trajectory_id}"
+    cure = "restore it from a copy" + ("" if record is None else ", or delete the trajectory")
     try:
         yield
     except FileNotFoundError as error:
         raise MissingFileError(
-            f"{str(path)!r}{whose} is not there, but the index names it; restore it from a copy, "
-            "or delete the trajectory",
+            f"{str(path)!r}{whose} is not there, but the index names it; {cure}",
             path=str(path),
             errno=error.errno,
         ) from error
     except OSError as error:
         raise StorageError(
-            f"{str(path)!r}{whose} cannot be read: {error}", path=str(path), errno=error.errno
+            f"{str(path)!r}{whose} cannot be read: {error}; check its permissions and the disk",
+            path=str(path),
+            errno=error.errno,
         ) from error
     except CorruptFileError as error:
-        raise type(error)(
-            f"{str(path)!r}{whose} cannot be read: {error}", path=str(path)
-        ) from error
+        said = f"{error}; {cure}" if type(error) is CorruptFileError else str(error)
+        raise type(error)(f"{str(path)!r}{whose} cannot be read: {said}", path=str(path)) from error
 
 
 def check_size(record: Record, size_bytes: int) -> None:

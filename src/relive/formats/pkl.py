@@ -18,8 +18,9 @@ from typing import Any, BinaryIO, ClassVar
 from relive import files
 from relive.columns import Tree
 from relive.errors import CorruptFileError, UnsafePickleError
-from relive.formats.base import Format, check_size, check_snapshot, naming, row_source
+from relive.formats.base import check_size, check_snapshot, naming, row_source
 from relive.formats.contents import file_tree, plain_tree, snapshot_of, trajectory_in
+from relive.formats.file_format import FileFormat
 from relive.formats.layouts import layout_of
 from relive.formats.tensorpickle import TensorGlobals
 from relive.formats.unpickle import unpickle
@@ -34,7 +35,7 @@ _PROTOCOL = 4  # what RLinf writes, and Python 3.8 reads
 _MOST_OBJECTS = 1 << 20
 
 
-class PklFormat(Format):
+class PklFormat(FileFormat):
     """Format "pkl": one pickle a trajectory, as RLinf writes it.
 
     Each call reads the whole file. A pickle may hold tensors and plain containers only.
@@ -87,7 +88,7 @@ class PklFormat(Format):
         return snapshot
 
     def read_file(self, path: Path) -> Trajectory:
-        """Read a file that has no record; see `Format.read_file`."""
+        """Read a file that has no record; see `FileFormat.read_file`."""
         with naming(path):
             return trajectory_in(self._tree(files.read_bytes(path)))
 
@@ -107,4 +108,4 @@ def _load_anything(content: bytes) -> Any:
     try:
         return pickle.load(io.BytesIO(content))
     except Exception as error:  # code of the file may raise anything
-        raise CorruptFileError(f"Python's unpickler refuses it: {error!r:.300}") from error
+        raise CorruptFileError(f"the unpickler of Python refuses it: {error!r:.300}") from error

@@ -21,8 +21,9 @@ from relive import files
 from relive.columns import Tree, flatten
 from relive.dtypes import storage_dtype
 from relive.errors import CorruptFileError
-from relive.formats.base import Format, check_size, check_snapshot, naming
+from relive.formats.base import check_size, check_snapshot, naming
 from relive.formats.contents import OURS, file_tree, plain_tree, snapshot_of, trajectory_in
+from relive.formats.file_format import FileFormat
 from relive.formats.layouts import layout_of
 from relive.formats.mappings import Mappings
 from relive.formats.torchfile import Decoded, read_torch_file
@@ -38,7 +39,7 @@ MOST_MAPPED_FILES = 1024
 """How many files a `PtFormat` keeps mapped. None stays open: mapping needs no descriptor."""
 
 
-class PtFormat(Format):
+class PtFormat(FileFormat):
     """Format "pt": one `torch.save` file a trajectory, as RLinf writes it.
 
     Reading neither imports PyTorch nor runs anything that a file contains. Up to
@@ -107,7 +108,7 @@ class PtFormat(Format):
         return snapshot
 
     def read_file(self, path: Path) -> Trajectory:
-        """Read a file that has no record; see `Format.read_file`."""
+        """Read a file that has no record; see `FileFormat.read_file`."""
         with naming(path):
             decoded = read_torch_file(memoryview(files.read_bytes(path)), check_crc=True)
             return trajectory_in(plain_tree(decoded.tree, decoded.num_steps))

@@ -25,6 +25,7 @@ __all__ = ["Decoded", "read_torch_file"]
 _LEGACY_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _ARCHIVE_START = b"PK\x03\x04"
 _MOST_OBJECTS = 1 << 20
+_SAVE_PLAINLY = "save it again as a dict of tensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +117,11 @@ def _load_with_torch(memory: memoryview, because: UnsafePickleError | None = Non
         tree = torch.load(io.BytesIO(memory), map_location="cpu", weights_only=True)
     except Exception as error:  # whatever PyTorch raises, the file is one it refuses
         if because is not None:
-            raise because from error
-        kind = UnsafePickleError if isinstance(error, UnpicklingError) else CorruptFileError
+            raise UnsafePickleError(f"{because}; {_SAVE_PLAINLY}") from error
         # the reason is one line in the midst of advice to load the file with less care
         reason = str(error).partition("\n\nCheck the documentation")[0].rpartition("\n")[2].strip()
-        raise kind(f"torch.load(weights_only=True) refuses it: {reason:.200}") from error
+        said = f"torch.load(weights_only=True) refuses it: {reason.rstrip('.'):.200}"
+        if isinstance(error, UnpicklingError):
+            raise UnsafePickleError(f"{said}; {_SAVE_PLAINLY}") from error
+        raise CorruptFileError(said) from error
     return Decoded(tree, min(len(memory), _MOST_OBJECTS))

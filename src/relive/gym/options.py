@@ -70,7 +70,8 @@ class RolloutOptions:
             )
         if self.reward_dtype not in ("float32", "float64"):
             raise InvalidArgumentError(
-                f"reward_dtype is {self.reward_dtype!r}, but must be 'float32' or 'float64'"
+                f"reward_dtype is {self.reward_dtype!r}, but must be 'float32' or 'float64'; "
+                "convert to others in the learner"
             )
 
 

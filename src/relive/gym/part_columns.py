@@ -95,7 +95,7 @@ def _cast_rewards(rewards: NDArray[np.float64], dtype: RewardType) -> NDArray[An
         cast = rewards.astype(dtype)
     if (np.isinf(cast) != np.isinf(rewards)).any():
         raise ColumnMismatchError(
-            f"a reward is {np.abs(rewards).max()}, beyond what {dtype} holds; use "
+            f"a reward is {np.abs(rewards).max()}, but {dtype} holds none so large; use "
             'reward_dtype="float64"',
             column="rewards",
         )

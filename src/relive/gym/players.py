@@ -122,7 +122,8 @@ class Player(ABC):
         if array.shape != (self._num_envs,) or array.dtype.kind not in "fiub":
             raise ColumnMismatchError(
                 f"the vector environment returned {column} {array.dtype} {array.shape}, but one "
-                f"number for each of its {self._num_envs} envs is needed",
+                f"number for each of its {self._num_envs} envs is needed; see to its step(), or "
+                "to the last wrapper around it",
                 column=column,
             )
         return array
@@ -272,7 +273,7 @@ def make_player(envs: Envs, observations: ObservationSpec, num_actions: int) -> 
         # Seen in Gymnasium 1.4.0: its worker clears the pending autoreset of an env in reset()
         # only with shared memory; without, the first step after reset() can be a reset again.
         raise InvalidArgumentError(
-            "AsyncVectorEnv has shared_memory=False and uses AutoresetMode.NEXT_STEP, but there a "
+            "the AsyncVectorEnv has shared_memory=False and AutoresetMode.NEXT_STEP, but there a "
             "step after reset() may be a second reset; use shared_memory=True or another mode"
         )
     return _NextStepPlayer(envs, observations)

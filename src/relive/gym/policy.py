@@ -85,9 +85,16 @@ class PolicyReader:
             if len(answer) != 2 or not isinstance(answer[1], Mapping):
                 raise UnsupportedValueError(
                     f"the policy returned a tuple of {[type(item).__name__ for item in answer]}, "
-                    "but may return actions alone, or actions with a dict of columns"
+                    "but may return actions alone, or actions with a dict of columns; return "
+                    "(actions, {'prev_logprobs': ...})"
                 )
             answer, further = answer
+        if answer is None:
+            raise UnsupportedValueError(
+                "the policy returned None, but must return the actions [B, ...]; end it with "
+                "`return actions`",
+                column="actions",
+            )
         columns = {name: self._column(value, name) for name, value in flatten(further).items()}
         actions = self._actions.read(answer)
         self._check_layout({name: _describe(column) for name, column in columns.items()})
@@ -119,14 +126,14 @@ class PolicyReader:
         else:
             raise UnsupportedValueError(
                 f"the policy returned a {type(value).__name__} as column {name!r}, but a column "
-                "is an array, a tensor or a list of texts",
+                "is an array, a tensor or a list of texts; convert it with np.asarray()",
                 column=name,
             )
         shape = (len(column),) if isinstance(column, list) else tuple(column.shape)
         if shape[:1] != (self._num_envs,):
             raise ColumnMismatchError(
                 f"the policy returned column {name!r} {shape}, but a row for each of "
-                f"{self._num_envs} envs is needed",
+                f"{self._num_envs} envs is needed; return it as [B, ...]",
                 column=name,
             )
         return column

@@ -49,7 +49,8 @@ class ObservationSpec:
         self._num_envs = num_envs
         if not self._leaves:
             raise UnsupportedValueError(
-                f"the observation space is {space}, but must hold at least one column",
+                f"the observation space is {space}, but must hold at least one column; add a Box "
+                "or another space to it",
                 column="curr_obs",
             )
         for name, leaf in self._leaves.items():
@@ -78,14 +79,16 @@ class ObservationSpec:
         if self._is_dict != isinstance(observation, Mapping):
             raise ColumnMismatchError(
                 f"an observation is a {type(observation).__name__}, but the observation space "
-                f"{'is' if self._is_dict else 'is not'} a Dict",
+                f"{'is' if self._is_dict else 'is not'} a Dict; correct the space, or the wrapper "
+                "that changes one of the two",
                 column="curr_obs",
             )
         flat = flatten(observation if self._is_dict else {_PLAIN_NAME: observation})
         if flat.keys() != self._leaves.keys():
             raise ColumnMismatchError(
                 f"an observation has the keys {sorted(flat)}, but its space has "
-                f"{sorted(self._leaves)}",
+                f"{sorted(self._leaves)}; correct the space, or the wrapper that changes one of "
+                "the two",
                 column="curr_obs",
             )
         return {
@@ -128,7 +131,7 @@ class ActionSpec:
         if array.shape != self._shape:
             raise ColumnMismatchError(
                 f"the policy returned actions {array.shape}, but the action space asks for "
-                f"{self._axes} = {self._shape}",
+                f"{self._axes} = {self._shape}; return one row for each env",
                 column="actions",
             )
         is_number = array.dtype.kind in "fiub"
@@ -162,12 +165,13 @@ def copy_numpy(value: Any, column: str) -> NDArray[Any]:
     Raises:
         UnsupportedValueError: It is of an element type that NumPy or a column lacks.
     """
-    if isinstance(value, np.ndarray) and value.dtype.isbuiltin == 1 and value.dtype.kind in "fiub":
+    if type(value) is np.ndarray and value.dtype.isbuiltin == 1 and value.dtype.kind in "fiub":
         return np.array(value, order="C")  # nearly all are; `copy_in` takes ten times as long
     array, dtype = copy_in(value, column)
     if not has_numpy_type(dtype):
         raise UnsupportedValueError(
-            f"column {column!r} is {dtype}, which NumPy and so Gymnasium lacks; return float32",
+            f"column {column!r} is {dtype}, but NumPy and so Gymnasium has no such type; return "
+            "float32",
             column=column,
         )
     return array
@@ -180,7 +184,8 @@ def _read_column(
     dtype, shape = np.dtype(space.dtype), (*batch, *(space.shape or ()))
     if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
         raise ColumnMismatchError(
-            f"{column!r} is {array.dtype} {array.shape}, but its space says {dtype} {shape}",
+            f"{column!r} is {array.dtype} {array.shape}, but its space says {dtype} {shape}; "
+            "correct the space, or what the environment returns",
             column=column,
         )
     return array.astype(dtype, copy=False)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from gymnasium.vector import VectorEnv
+
 from relive.columns import unflatten
 from relive.errors import ClosedError, ColumnMismatchError, InvalidArgumentError
 from relive.gym.episodes import Episode, EpisodeLog
@@ -25,6 +27,7 @@ from relive.gym.players import Envs, make_player
 from relive.gym.policy import Policy, PolicyReader
 from relive.gym.spaces import ActionSpec, Flat, ObservationSpec
 from relive.gym.step_queue import StepQueue
+from relive.options import check_count
 from relive.part import TrajectoryPart
 
 __all__ = ["VectorRollout", "rollout"]
@@ -60,7 +63,8 @@ class VectorRollout(Iterator[TrajectoryPart]):
             that of the latest; let the policy return `versions` to have one for each row.
 
     Raises:
-        InvalidArgumentError: The autoreset mode is unknown or cannot do what is asked.
+        InvalidArgumentError: `envs` is no vector environment or `policy` no function, or the
+            autoreset mode is unknown or cannot do what is asked.
         UnsupportedValueError: A space has no columns.
     """
 
@@ -73,6 +77,18 @@ class VectorRollout(Iterator[TrajectoryPart]):
         seed: int | Sequence[int] | None = None,
         model_weights_id: str | Callable[[], str] = "",
     ) -> None:
+        given: object = envs
+        if not isinstance(given, VectorEnv):
+            raise InvalidArgumentError(
+                f"envs is {given}, but must be a vector environment; make it with "
+                "gymnasium.make_vec(id, num_envs=...), or of yours: "
+                "gymnasium.vector.SyncVectorEnv([make_env])"
+            )
+        if not callable(policy):
+            raise InvalidArgumentError(
+                f"policy is a {type(policy).__name__}, but must be callable; give a function of "
+                "the observations that returns the actions"
+            )
         num_envs, num_actions = envs.num_envs, options.actions_per_chunk
         observations = ObservationSpec(envs.single_observation_space, num_envs)
         actions = ActionSpec(envs.single_action_space, num_envs, num_actions)
@@ -133,11 +149,9 @@ class VectorRollout(Iterator[TrajectoryPart]):
             num_steps: How many chunk steps, at least 1; fewer come when the rollout ends.
 
         Raises:
-            InvalidArgumentError: `num_steps` is below 1.
+            InvalidArgumentError: `num_steps` is no integer, or is below 1.
         """
-        if num_steps < 1:
-            raise InvalidArgumentError(f"num_steps is {num_steps}, but must be at least 1")
-        return self._parts(num_steps)
+        return self._parts(check_count("num_steps", num_steps))
 
     def close(self) -> None:
         """Let the iteration end before its next step; the environments stay open."""
@@ -232,7 +246,8 @@ class VectorRollout(Iterator[TrajectoryPart]):
         weights_id: object = self._weights_id() if callable(self._weights_id) else self._weights_id
         if not isinstance(weights_id, str):
             raise InvalidArgumentError(
-                f"model_weights_id is {weights_id!r}, but must be text or a function that gives it"
+                f"model_weights_id is {weights_id!r}, but must be text or a function that gives "
+                "it; convert it with str()"
             )
         actions, columns = self._policy.act(self._player.obs)
         has_chunks = self._options.actions_per_chunk is not None
@@ -260,7 +275,8 @@ class VectorRollout(Iterator[TrajectoryPart]):
         if self._is_broken:
             raise ClosedError(
                 f"the rollout of group {self._options.group!r} raised while its environments "
-                "stepped and cannot go on; start a new one with a higher incarnation"
+                "stepped, but goes on only from a whole step; start a new one with a higher "
+                "incarnation"
             )
         if self._envs.closed:
             raise ClosedError(f"{self._envs} is closed, but the rollout steps it; close it after")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from relive.maintenance.finding import find_stores
 from relive.maintenance.summary import Summary, summarize
 
-__all__ = ["Summary", "summarize"]
+__all__ = ["Summary", "find_stores", "summarize"]

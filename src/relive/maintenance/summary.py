@@ -143,7 +143,7 @@ def _foreign_schema(entries: Sequence[Entry], formats: FormatSet) -> Schema:
     if not entries or entries[-1].record is not None:
         return Schema({})
     newest = entries[-1]
-    snapshot = take_snapshot(formats.named(newest.format).read_file(newest.path(formats)))
+    snapshot = take_snapshot(formats.with_files(newest.format).read_file(newest.path(formats)))
     return Schema(
         {
             name: ColumnSpec(column.dtype, column.values.shape[2:])

@@ -45,7 +45,7 @@ def convert_trajectories_to_batch(trajectories: Sequence[Any]) -> Tree:
         if lacking:
             raise ColumnMismatchError(
                 f"column {name!r} is missing in {len(lacking)} of {len(flats)} trajectories, the "
-                f"first being number {lacking[0]}; set it in all or in none",
+                f"first being number {lacking[0]}, but must be in all; set it in all or in none",
                 column=name,
             )
         batch[name] = _join(name, [flat[name] for flat in flats])

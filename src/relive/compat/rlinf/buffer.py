@@ -17,9 +17,9 @@ from relive.errors import InvalidArgumentError
 from relive.folder import IfExists
 from relive.formats import Format
 from relive.limits import Limits
+from relive.options import checked_list
 from relive.samplers import Sampler
 from relive.spec import Columns
-from relive.trajectory import Trajectory
 
 __all__ = ["TrajectoryReplayBuffer"]
 
@@ -114,9 +114,8 @@ class TrajectoryReplayBuffer(relive.buffer.TrajectoryReplayBuffer):
 
         See `relive.TrajectoryReplayBuffer.add_trajectories`.
         """
-        if isinstance(trajectories, Trajectory):
-            return super().add_trajectories(trajectories)  # refuses it
-        return super().add_trajectories([as_trajectory(one) for one in trajectories])
+        given = checked_list("trajectories", trajectories, "trajectories")
+        return super().add_trajectories([as_trajectory(one) for one in given])
 
     @overload
     def sample(

@@ -116,7 +116,7 @@ def as_trajectory(value: Any) -> relive.trajectory.Trajectory:
     twice = sorted(others.keys() & trajectory.extras.keys())
     if twice:
         raise ColumnMismatchError(
-            f"the trajectory has {twice} both among its fields and in its extras; rename one",
+            f"the trajectory has {twice} among its fields, but in its extras too; rename one",
             column=f"extras/{twice[0]}",
         )
     trajectory.extras = {**trajectory.extras, **others}
@@ -138,7 +138,7 @@ def get_model_weights_id(versions: Any) -> str:
     """
     if not is_array(versions):
         raise UnsupportedValueError(
-            f"versions is a {type(versions).__name__}, but must be a tensor or an array"
+            f"versions is a {type(versions).__name__}, but must be a tensor or an array; convert it"
         )
     copied, _ = copy_in(versions, "versions")
     return str(uuid5(NAMESPACE_DNS, copied.tobytes().hex()))

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Format "memmap": trajectories in append-only segments, rows at the speed of memory."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relive import files
+from relive.errors import CorruptFileError, StorageError
+from relive.formats.base import (
+    Copier,
+    Format,
+    Progress,
+    check_snapshot,
+    naming,
+    no_progress,
+    row_source,
+)
+from relive.formats.layouts import layout_of
+from relive.formats.memmap.packing import pack, spec_of, unpack, unpack_side
+from relive.formats.memmap.segment_files import SIDE_NAME, link_segment, segment_path
+from relive.formats.memmap.segment_folder import SegmentFolder
+from relive.formats.memmap.segment_rows import ROWS_NAME
+from relive.formats.memmap.tables import MappedTable, ReadTable, Table
+from relive.gather import Lacking, PlacedRows, RowSource
+from relive.index import Index
+from relive.limits import Limits
+from relive.options import check_choice, check_count
+from relive.output_pool import Outputs
+from relive.record import PLACE_BITS, Record
+from relive.snapshot import Snapshot
+
+__all__ = ["MemmapFormat", "ReadMode"]
+
+ReadMode = Literal["mmap", "pread"]
+"""How rows are read: out of mapped files, or by reading them; the latter is slower, but what
+befalls a network file system is then an error and not the end of the process."""
+
+_SMALL_SEGMENT_BYTES = 64 << 20  # one that still grows is copied up to here, else sealed
+
+
+class MemmapFormat(Format):
+    """Format "memmap": segments of packed records and frames, many trajectories each.
+
+    Rows are copied straight out of mapped files, those of a whole batch by one call; large
+    observations lie on the disk once, not again as the next observation of the step before.
+    The cache is not used: what is mapped is in memory as often as it is read.
+    """
+
+    name: ClassVar[str] = "memmap"
+    ids_are_in_files: ClassVar[bool] = False
+    needs_cache: ClassVar[bool] = False
+
+    def __init__(self, *, segment_bytes: int = 1 << 30, read_mode: ReadMode = "mmap") -> None:
+        """Begin without a folder.
+
+        Args:
+            segment_bytes: How large a segment may become; a larger trajectory gets one of its
+                own. Segments are smaller when limits of the buffer are small.
+            read_mode: "mmap", or "pread" for network file systems. Where files cannot be mapped
+                over one another, as outside Linux, it is "pread" in any case.
+
+        Raises:
+            InvalidArgumentError: An argument is out of range or unknown.
+        """
+        self._segment_bytes = check_count("segment_bytes", segment_bytes)
+        check_choice("read_mode", read_mode, ("mmap", "pread"))
+        self.read_mode: ReadMode = read_mode if sys.platform == "linux" else "pread"
+        """How rows are read."""
+        self._lock = threading.Lock()
+        self._folders: dict[Path, SegmentFolder] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # what is mapped stays with this process
+        size, mode = self._segment_bytes, self.read_mode
+        return partial(MemmapFormat, segment_bytes=size, read_mode=mode), ()
+
+    def _folder(self, folder: Path) -> SegmentFolder:
+        with self._lock:
+            if folder not in self._folders:
+                self._folders[folder] = SegmentFolder(folder, self._make_table, self._segment_bytes)
+            return self._folders[folder]
+
+    def _make_table(self, row_bytes: int, item: np.dtype[Any]) -> Table:
+        return MappedTable(row_bytes, item) if self.read_mode == "mmap" else ReadTable(row_bytes)
+
+    def take_up(self, folder: Path, index: Index, limits: Limits | None = None) -> None:
+        """Get to know a store; see `Format.take_up`."""
+        window = index.window(0)
+        is_placed = window.places >= 0
+        places = window.places[is_placed]
+        split = np.stack([places >> PLACE_BITS, places & ((1 << PLACE_BITS) - 1)])
+        known = self._folder(folder)
+        if limits is not None:
+            known.limits = limits
+        known.take_up(split, window.counts[is_placed])
+
+    def write(self, folder: Path, record: Record, snapshot: Snapshot, *, sync: bool) -> Record:
+        """Append a trajectory; see `Format.write`."""
+        layout = layout_of(snapshot)
+        completed = replace(record, format=self.name, layout=layout)
+        spec = spec_of(snapshot)
+        packed = pack(completed, snapshot, spec)
+        location = self._folder(folder).append(packed, spec, sync=sync)
+        return replace(completed, location=location)
+
+    def rows(self, folder: Path, record: Record, names: Iterable[str]) -> RowSource:
+        """Return columns of a stored trajectory; see `Format.rows`."""
+        source = row_source(self._unpack(folder, record))
+        return {name: source[name] for name in names if name in source}
+
+    def read(self, folder: Path, record: Record) -> Snapshot:
+        """Read a whole trajectory back; see `Format.read`."""
+        snapshot = self._unpack(folder, record)
+        with naming(self.path(folder, record), record):
+            check_snapshot(record, record.uuid, snapshot)
+        return snapshot
+
+    def _unpack(self, folder: Path, record: Record) -> Snapshot:
+        path = self.path(folder, record)
+        with naming(path, record):
+            head = self._folder(folder).head(record.location["segment"])
+            spec, location = head.spec, record.location
+            side = _read(path / SIDE_NAME, location["side"], location["side_bytes"])
+            entry, _ = unpack_side(side.tobytes())
+            if entry["uuid"] != record.uuid:
+                raise CorruptFileError(
+                    f"it holds trajectory {entry['uuid']!r:.60}, but should hold {record.uuid!r}"
+                )
+            records = _read(
+                path / ROWS_NAME, location["row"] * spec.stride, record.num_rows * spec.stride
+            ).view(spec.record_dtype)
+            frames = {}
+            for place, group in enumerate(spec.groups):
+                size, start = group.frame_bytes, location[f"frame_{place}"]
+                num = location[f"num_frames_{place}"]
+                block = _read(path / group.file_name, start * size, num * size)
+                frames[group.name] = block.reshape(num, size)
+                records[group.name] -= start
+            return unpack(record, spec, records, frames, side.tobytes())
+
+    def gather_placed(self, folder: Path, rows: PlacedRows, outputs: Outputs) -> Lacking:
+        """Copy rows out of the segments; see `Format.gather_placed`."""
+        try:
+            return self._folder(folder).gather(rows, outputs)
+        except StorageError:
+            raise
+        except (OSError, EOFError) as error:
+            is_cut = isinstance(error, EOFError)
+            raise (CorruptFileError if is_cut else StorageError)(
+                f"a segment of {str(folder)!r} cannot be read: {error}; look at the disk, or "
+                "restore it from a copy",
+                path=str(folder),
+            ) from error
+
+    def path(self, folder: Path, record: Record) -> Path:
+        """Return the folder of a trajectory's segment."""
+        return segment_path(folder, record.location["segment"])
+
+    def is_whole(self, folder: Path, record: Record) -> bool:
+        """Tell whether the segment reaches to the trajectory's end; see `Format.is_whole`."""
+        path, known = self.path(folder, record), self._folder(folder)
+        try:
+            spec = known.head(record.location["segment"]).spec
+            sizes = known.ends_of(record).size_bytes(spec)
+            return all(files.size_bytes(path / name) >= size for name, size in sizes.items())
+        except (FileNotFoundError, CorruptFileError):
+            return False
+
+    def copier(
+        self,
+        source: Path,
+        target: Path,
+        *,
+        sync: bool,
+        store: Path | None = None,
+        progress: Progress = no_progress,
+    ) -> Copier:
+        """Return what links whole segments, each once; see `Format.copier`."""
+        known = self._folder(source)
+        numbers: dict[int, int] = {}
+
+        def copy(record: Record) -> Record:
+            segment = record.location["segment"]
+            if segment not in numbers:
+                number = segment if store is None else self._folder(store).new_number()
+                path = segment_path(target, number)
+                with naming(self.path(source, record), record):
+                    is_growing = _must_be_copied(known, segment)
+                    link_segment(
+                        self.path(source, record),
+                        path,
+                        is_growing=is_growing,
+                        sync=sync,
+                        progress=progress,
+                    )
+                    if sync:
+                        files.sync_folder(path.parent)
+                numbers[segment] = number
+            if not self.is_whole(source, record):
+                raise CorruptFileError(
+                    f"{str(self.path(source, record))!r} ends before trajectory "
+                    f"{record.trajectory_id} does; restore it from a copy",
+                    path=str(self.path(source, record)),
+                )
+            brought = replace(record, location={**record.location, "segment": numbers[segment]})
+            self._folder(target).count(brought)
+            return brought
+
+        return copy
+
+    def move_to(self, folder: Path, record: Record, target: Path) -> None:
+        """Move or share the segment; see `Format.move_to`."""
+        known, segment = self._folder(folder), record.location["segment"]
+        there = segment_path(target, segment)
+        is_last = known.discount(record)
+        if is_last:
+            known.forget(segment)
+        if not files.exists(there):
+            if is_last:
+                files.create_folder(there.parent)
+                files.rename(self.path(folder, record), there)
+            else:
+                known.seal(segment)
+                link_segment(self.path(folder, record), there, is_growing=False, sync=False)
+        elif is_last:
+            known.free(segment)
+        self._folder(target).count(record)
+
+    def sync(self, folder: Path, records: Iterable[Record]) -> None:
+        """Sync the segments; see `Format.sync`."""
+        self._folder(folder).sync(sorted({record.location["segment"] for record in records}))
+
+    def remove(self, folder: Path, record: Record) -> None:
+        """Free the segment when it was the last trajectory of it; see `Format.remove`."""
+        known = self._folder(folder)
+        if known.discount(record):
+            known.free(record.location["segment"])
+
+    def release(self, folder: Path) -> None:
+        """Unmap the segments of a folder; see `Format.release`."""
+        with self._lock:
+            known = self._folders.pop(folder, None)
+        if known is not None:
+            known.close()
+
+    def close(self) -> None:
+        """Unmap all segments; see `Format.close`."""
+        for folder in list(self._folders):
+            self.release(folder)
+
+
+def _read(path: Path, start: int, size: int) -> NDArray[np.uint8]:
+    """Read a part of a file in one go, which the kernel reads ahead for."""
+    block = np.empty(size, np.uint8)
+    with _opened(path) as descriptor:
+        try:
+            files.read_at(descriptor, start, block.data)
+        except EOFError as error:
+            raise CorruptFileError(f"{path.name} is cut: {error}") from error
+    return block
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = files.open_to_read(path)
+    try:
+        yield descriptor
+    finally:
+        files.close(descriptor)
+
+
+def _must_be_copied(known: SegmentFolder, segment: int) -> bool:
+    """Tell whether a segment still grows; one that is large already does no more after this."""
+    writer = known.writer_of(segment)
+    if writer is None:
+        return False
+    sizes = writer.ends.size_bytes(writer.head.spec)
+    if sum(sizes.values()) > _SMALL_SEGMENT_BYTES:
+        known.seal(segment)
+        return False
+    return True

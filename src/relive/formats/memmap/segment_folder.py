@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The segments of one folder: a store's, or that of a checkpoint that is read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relive import files
+from relive.errors import CorruptFileError
+from relive.formats.memmap.packing import Packed
+from relive.formats.memmap.segment_files import (
+    SEGMENTS_NAME,
+    Ends,
+    SegmentHead,
+    SegmentWriter,
+    segment_path,
+)
+from relive.formats.memmap.segment_rows import MakeTable, SegmentRows
+from relive.formats.memmap.segment_spec import SegmentSpec
+from relive.gather import Lacking, PlacedRows
+from relive.limits import Limits
+from relive.output_pool import Outputs
+from relive.record import Record
+
+__all__ = ["SegmentFolder"]
+
+_MOST_WRITERS = 2
+_LIMIT_SHARE = 16  # a segment holds at most this part of what the limits let stay
+
+
+class SegmentFolder:
+    """Knows the segments of a folder, writes new ones and frees those that hold nothing.
+
+    Any thread may read. Writing, freeing and getting to know segments happen one at a time.
+    """
+
+    def __init__(self, folder: Path, make_table: MakeTable, segment_bytes: int) -> None:
+        """Begin without segments: each is got to know when it is first needed.
+
+        Args:
+            folder: The folder.
+            make_table: Decides how rows are read.
+            segment_bytes: How large a segment may become.
+        """
+        self.folder = folder
+        """The folder."""
+        self._make_table = make_table
+        self._segment_bytes = segment_bytes
+        self.limits = Limits()
+        """How much the store will hold."""
+        self._lock = threading.RLock()
+        self._layouts: list[SegmentRows] = []
+        self._by_spec: dict[SegmentSpec, int] = {}
+        self._layout_of = np.full(16, -1, np.int64)  # by segment
+        self._heads: dict[int, SegmentHead] = {}
+        self._writers: dict[SegmentSpec, SegmentWriter] = {}  # that used last at the end
+        self._num_live: dict[int, int] = {}
+        self.next_number = 0
+        """Number of the next segment."""
+
+    # -------------------------------------------------------------- getting to know
+
+    def take_up(self, places: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """Get to know what a store holds.
+
+        Args:
+            places: Segment and row of each of its trajectories, as `(S, row)`, `[2, M]`.
+            counts: Rows of each, `[M]`.
+
+        Raises:
+            CorruptFileError: A segment's file is cut.
+            MissingFileError: A segment is not there.
+        """
+        self.next_number = max(self.next_number, 1 + max(self._numbers_there(), default=-1))
+        segments, at = np.unique(places[0], return_inverse=True)
+        live = np.bincount(at, minlength=len(segments))
+        ends = np.zeros(len(segments), np.int64)
+        np.maximum.at(ends, at, places[1] + counts)
+        with self._lock:
+            self._num_live = dict(zip(segments.tolist(), live.tolist(), strict=True))
+        for segment, end in zip(segments.tolist(), ends.tolist(), strict=True):
+            head = self.head(segment)
+            path = segment_path(self.folder, segment) / "rows.bin"
+            size = files.size_bytes(path)
+            if size < end * head.spec.stride:
+                raise CorruptFileError(
+                    f"{str(path)!r} has {size} bytes, but the index names {end} rows of "
+                    f"{head.spec.stride}; restore it from a copy",
+                    path=str(path),
+                )
+
+    def _numbers_there(self) -> list[int]:
+        path = self.folder / SEGMENTS_NAME
+        names = files.list_names(path) if files.exists(path) else []
+        return [int(name) for name in names if name.isdigit()]
+
+    def head(self, segment: int) -> SegmentHead:
+        """Return what a segment is.
+
+        Raises:
+            MissingFileError: It is not there.
+            CorruptFileError: Its head is damaged.
+        """
+        with self._lock:
+            if segment not in self._heads:
+                self._heads[segment] = SegmentHead.read(segment_path(self.folder, segment))
+            return self._heads[segment]
+
+    def _get_to_know(self, segments: Iterable[int]) -> None:
+        for segment in segments:
+            with self._lock:
+                if segment < len(self._layout_of) and self._layout_of[segment] >= 0:
+                    continue
+                head = self.head(segment)
+                number = self._by_spec.get(head.spec, len(self._layouts))
+                if number == len(self._layouts):
+                    self._layouts.append(SegmentRows(head.spec, self._make_table))
+                    self._by_spec[head.spec] = number
+                path = segment_path(self.folder, segment)
+                self._layouts[number].add(segment, path, head.num_rows)
+                layout_of = self._layout_of
+                if segment >= len(layout_of):  # anew: a thread may be at the old one
+                    layout_of = np.full(2 * segment, -1, np.int64)
+                    layout_of[: len(self._layout_of)] = self._layout_of
+                layout_of[segment] = number
+                self._layout_of = layout_of
+
+    # -------------------------------------------------------------- reading
+
+    def gather(self, rows: PlacedRows, outputs: Outputs) -> Lacking:
+        """Copy rows; see `Format.gather_placed`.
+
+        Raises:
+            MissingFileError: A segment is not there.
+            CorruptFileError: Its head is damaged.
+            OSError: A file cannot be read.
+        """
+        segments = rows.segments
+        if segments.max() >= len(self._layout_of) or (self._layout_of[segments] < 0).any():
+            self._get_to_know(np.unique(segments).tolist())
+        if len(self._layouts) == 1:
+            layout = self._layouts[0]
+            layout.take(segments, rows.rows, outputs.items)
+            everywhere = np.arange(len(segments))
+            return {n: everywhere for n in outputs.columns if n not in layout.spec}
+        lacking: dict[str, list[NDArray[np.int64]]] = {}
+        numbers = self._layout_of[segments]
+        for number in np.unique(numbers).tolist():
+            layout, mine = self._layouts[number], np.flatnonzero(numbers == number)
+            parts = {
+                name: np.empty(len(mine), items.dtype)
+                for name, items in outputs.items.items()
+                if name in layout.spec
+            }
+            layout.take(segments[mine], rows.rows[mine], parts)
+            for name, part in parts.items():
+                outputs.items[name][mine] = part
+            for name in outputs.columns:
+                if name not in layout.spec:
+                    lacking.setdefault(name, []).append(mine)
+        return {name: np.concatenate(some) for name, some in lacking.items()}
+
+    # -------------------------------------------------------------- writing
+
+    def append(self, packed: Packed, spec: SegmentSpec, *, sync: bool) -> Mapping[str, int]:
+        """Write a trajectory; return its location.
+
+        Raises:
+            OSError: The disk refused; what was there is as it was.
+        """
+        with self._lock:
+            writer = self._writers.get(spec)
+            if writer is not None and not self._may_take(writer, packed):
+                self.seal(writer.number)
+                writer = None
+            if writer is None:
+                writer = self._create(spec, len(packed.records), sync=sync)
+            location = writer.append(packed)
+            if sync:
+                writer.sync()
+            self._num_live[writer.number] = self._num_live.get(writer.number, 0) + 1
+            self._writers[spec] = self._writers.pop(spec)
+            return location
+
+    def _may_take(self, writer: SegmentWriter, packed: Packed) -> bool:
+        most = self.limits.max_trajectories
+        is_full = most is not None and writer.num_trajectories >= max(1, most // _LIMIT_SHARE)
+        return writer.has_room(packed) and not is_full
+
+    def _create(self, spec: SegmentSpec, least_rows: int, *, sync: bool) -> SegmentWriter:
+        while len(self._writers) >= _MOST_WRITERS:
+            self.seal(next(iter(self._writers.values())).number)
+        num_rows = max(least_rows, self._rows_per_segment(spec))
+        number = self.new_number()
+        writer = SegmentWriter.create(self.folder, number, spec, num_rows, sync=sync)
+        self._heads[number] = writer.head
+        self._writers[spec] = writer
+        return writer
+
+    def _rows_per_segment(self, spec: SegmentSpec) -> int:
+        size = self._segment_bytes
+        if self.limits.max_bytes is not None:
+            size = min(size, self.limits.max_bytes // _LIMIT_SHARE)
+        num_rows = size // (spec.stride + sum(group.frame_bytes for group in spec.groups))
+        if self.limits.max_samples is not None:
+            num_rows = min(num_rows, self.limits.max_samples // _LIMIT_SHARE)
+        return max(1, num_rows)
+
+    def new_number(self) -> int:
+        """Return a number that no segment of the folder has or will get."""
+        with self._lock:
+            self.next_number += 1
+            return self.next_number - 1
+
+    def writer_of(self, segment: int) -> SegmentWriter | None:
+        """Return who still writes to a segment."""
+        return next((one for one in self._writers.values() if one.number == segment), None)
+
+    def seal(self, segment: int) -> None:
+        """Write to a segment no more; it never changes from now on."""
+        with self._lock:
+            for spec, writer in list(self._writers.items()):
+                if writer.number == segment:
+                    writer.close()
+                    del self._writers[spec]
+
+    def sync(self, segments: Iterable[int]) -> None:
+        """Make segments survive a power loss, but for the name of their parent.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        for segment in segments:
+            path = segment_path(self.folder, segment)
+            with self._lock:
+                if not files.exists(path):
+                    continue
+                for name in (*self.head(segment).names(), "segment.json"):
+                    files.sync_file(path / name)
+                files.sync_folder(path)
+        if files.exists(self.folder / SEGMENTS_NAME):
+            files.sync_folder(self.folder / SEGMENTS_NAME)
+
+    # -------------------------------------------------------------- freeing
+
+    def count(self, record: Record) -> None:
+        """Count a trajectory that was brought into a segment of this folder."""
+        with self._lock:
+            segment = record.location["segment"]
+            self._num_live[segment] = self._num_live.get(segment, 0) + 1
+            self.next_number = max(self.next_number, segment + 1)
+
+    def discount(self, record: Record) -> bool:
+        """Count a trajectory that is gone; tell whether its segment holds none any more."""
+        with self._lock:
+            segment = record.location["segment"]
+            if segment not in self._num_live:
+                return False  # the folder was not taken up: nobody knows what else is there
+            self._num_live[segment] -= 1
+            return self._num_live[segment] <= 0
+
+    def free(self, segment: int) -> None:
+        """Remove a segment that holds nothing; one that is gone already is fine.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        with self._lock:
+            self.forget(segment)
+            path = segment_path(self.folder, segment)
+            if files.exists(path):
+                files.remove_folder(path)
+
+    def forget(self, segment: int) -> None:
+        """Let go of a segment, whose rows nobody reads any more."""
+        with self._lock:
+            self.seal(segment)
+            if segment < len(self._layout_of) and self._layout_of[segment] >= 0:
+                self._layouts[self._layout_of[segment]].discard(segment)
+                self._layout_of[segment] = -1
+            self._heads.pop(segment, None)
+            self._num_live.pop(segment, None)
+
+    def close(self) -> None:
+        """Let go of everything; twice is fine."""
+        with self._lock:
+            for writer in self._writers.values():
+                writer.close()
+            self._writers.clear()
+            for layout in self._layouts:
+                layout.close()
+            self._layout_of = np.full(16, -1, np.int64)
+
+    # -------------------------------------------------------------- telling
+
+    def ends_of(self, record: Record) -> Ends:
+        """Return where a trajectory's bytes end in the files of its segment."""
+        groups = len(self.head(record.location["segment"]).spec.groups)
+        return Ends.after(record.location, record.num_rows, groups)

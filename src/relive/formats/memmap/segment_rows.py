@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of all segments of one layout: records, frames, and taking them apart into columns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relive.dtypes import items_dtype
+from relive.formats.memmap.segment_spec import SegmentSpec
+from relive.formats.memmap.tables import Table
+
+__all__ = ["ROWS_NAME", "MakeTable", "SegmentRows"]
+
+ROWS_NAME = "rows.bin"
+"""File of a segment's records."""
+
+MakeTable = Callable[[int, "np.dtype[Any]"], Table]
+"""Makes a table for rows of so many bytes, of this type."""
+
+_MOST_SCRATCHES = 4
+
+
+class SegmentRows:
+    """Segments of one layout. Any thread may take; one at a time may add and discard."""
+
+    def __init__(self, spec: SegmentSpec, make_table: MakeTable) -> None:
+        """Begin without segments."""
+        self.spec = spec
+        """Their layout."""
+        self.records = make_table(spec.stride, np.dtype((np.void, spec.stride)))
+        """Their records."""
+        self.frames = tuple(
+            make_table(group.frame_bytes, items_dtype(group.frame_bytes)) for group in spec.groups
+        )
+        """Their frames, by group."""
+        self._scratches = _Scratches()
+
+    def add(self, segment: int, folder: Path, num_rows: int) -> None:
+        """Get to know a segment.
+
+        Args:
+            segment: Its number.
+            folder: Its folder.
+            num_rows: How many rows it will have at most.
+
+        Raises:
+            OSError: A file cannot be opened or mapped.
+        """
+        self.records.add(segment, folder / ROWS_NAME, num_rows)
+        for table, group in zip(self.frames, self.spec.groups, strict=True):
+            table.add(segment, folder / group.file_name, num_rows * len(group.columns))
+
+    def discard(self, segment: int) -> None:
+        """Let go of a segment, whose rows nobody takes any more; an unknown one is fine."""
+        for table in (self.records, *self.frames):
+            table.discard(segment)
+
+    def close(self) -> None:
+        """Let go of all segments; nothing may be taken any more."""
+        for table in (self.records, *self.frames):
+            table.close()
+
+    def take(
+        self,
+        segments: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        items: Mapping[str, NDArray[Any]],
+    ) -> None:
+        """Copy rows that are there: nothing is checked.
+
+        Args:
+            segments: Segment of each, `[N]`.
+            rows: Its number in the segment, `[N]`.
+            items: Where to, by full name, `[N]` of one item a row. Those that the segments lack
+                are left as they are.
+
+        Raises:
+            OSError: A file cannot be read.
+        """
+        scratch = self._scratch(len(rows))
+        self.records.take(segments, rows, {0: scratch.records})
+        for name, column in scratch.columns.items():
+            if name in items:
+                np.copyto(items[name], column)
+        for table, group in zip(self.frames, self.spec.groups, strict=True):
+            outputs = {
+                further: items[one.name]
+                for further, one in enumerate(group.columns)
+                if one.name in items
+            }
+            if outputs:
+                positions = scratch.positions[group.name].astype(np.int64)
+                table.take(segments, positions, outputs)
+
+    def _scratch(self, num_rows: int) -> _Scratch:
+        """Return this thread's scratch for so many rows."""
+        kept = self._scratches.by_rows
+        if num_rows not in kept:
+            while len(kept) >= _MOST_SCRATCHES:
+                del kept[next(iter(kept))]
+            kept[num_rows] = _Scratch(self.spec, num_rows)
+        return kept[num_rows]
+
+
+class _Scratches(threading.local):
+    """Those of each thread."""
+
+    def __init__(self) -> None:
+        self.by_rows: dict[int, _Scratch] = {}
+
+
+class _Scratch:
+    """Room for records, and views of their fields."""
+
+    __slots__ = ("columns", "positions", "records")
+
+    def __init__(self, spec: SegmentSpec, num_rows: int) -> None:
+        fields = spec.empty_records(num_rows)
+        self.records = fields.view(np.dtype((np.void, spec.stride)))
+        self.columns = {one.name: fields[one.name] for one in spec.fields if one.row_bytes}
+        self.positions = {group.name: fields[group.name] for group in spec.groups}
