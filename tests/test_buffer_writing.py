@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 
-from buffers import open_buffer
+from buffers import open_buffer, open_store
 from relive import Limits, TrajectoryReplayBuffer, files
 from relive.errors import (
     ClosedError,
@@ -24,6 +24,8 @@ from relive.errors import (
     StorageWriteError,
     TimeLimitError,
 )
+from relive.formats import MemmapFormat
+from relive.formats.memmap.format import ReadMode
 from relive.lifetime import leave_alone
 from trajectories import address_of, check_rows, same_trajectory, traj, trajectory_files
 
@@ -257,7 +259,7 @@ class TestFailingWrites:
         buffer.close()
         assert trajectory_files(tmp_path / "store") == []
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("kind", ["pt", "pkl"])
     @pytest.mark.parametrize("call", ["flush", "add", "close", "save"])
     def test_a_removed_folder_is_told(self, call: str, kind: str, tmp_path: Path) -> None:
         limits = Limits(max_pending_bytes=1)  # an add waits for what is queued before it
@@ -335,7 +337,7 @@ class TestFailingWrites:
 
 
 class TestLostFiles:
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("kind", ["pt", "pkl"])
     def test_a_missing_or_cut_file_is_named_and_the_others_stay_usable(
         self, kind: str, tmp_path: Path
     ) -> None:
@@ -368,6 +370,54 @@ class TestLostFiles:
             check_rows(buffer.sample(100))
             buffer.save_checkpoint(tmp_path / "checkpoint")
             assert trajectory_files(tmp_path / "checkpoint") == [0, 3]
+
+
+    @pytest.mark.parametrize("read_mode", ["mmap", "pread"])
+    def test_a_missing_or_cut_segment_is_named_and_the_others_stay_usable(
+        self, read_mode: ReadMode, tmp_path: Path
+    ) -> None:
+        form = MemmapFormat(segment_bytes=1, read_mode=read_mode)  # one for each trajectory
+        with open_store(tmp_path / "store", trajectory_format=form) as buffer:
+            buffer.add_trajectories([traj(k) for k in range(4)])
+            buffer.flush()
+            segments = tmp_path / "store" / "segments"
+            missing, cut = segments / "00000001", segments / "00000002"
+            shutil.rmtree(missing)
+            os.truncate(cut / "side.bin", 50)
+            with pytest.raises(MissingFileError, match="of trajectory 1 is not there") as raised:
+                buffer.trajectory(1)
+            assert raised.value.path == str(missing)
+            with pytest.raises(CorruptFileError, match="of trajectory 2 cannot be read: side.bin"):
+                buffer.trajectory(2)
+            for _ in range(2):
+                with pytest.raises(MissingFileError, match="00000001") as unread:
+                    buffer.gather([0, 12])
+                assert unread.value.path.startswith(str(missing))
+            with pytest.raises(MissingFileError):
+                buffer.sample(100)
+            for lost, error in ((1, MissingFileError), (2, CorruptFileError)):
+                with pytest.raises(error, match=f"trajectory {lost}"):
+                    buffer.save_checkpoint(tmp_path / "checkpoint")
+                assert not (tmp_path / "checkpoint").exists()
+                check_rows(buffer.gather([0, 11, 36, 47]))
+                assert same_trajectory(buffer.trajectory(3), traj(3))
+                buffer.delete([lost])
+            check_rows(buffer.sample(100))
+            buffer.save_checkpoint(tmp_path / "checkpoint")
+            assert trajectory_files(tmp_path / "checkpoint") == [0, 3]
+
+    def test_rows_of_a_cut_segment_are_told_when_they_are_read_and_not_mapped(
+        self, tmp_path: Path
+    ) -> None:
+        form = MemmapFormat(segment_bytes=1, read_mode="pread")
+        with open_store(tmp_path / "store", trajectory_format=form) as buffer:
+            buffer.add_trajectories([traj(k, wide=True) for k in range(3)])
+            buffer.flush()
+            cut = tmp_path / "store" / "segments" / "00000001" / "curr_obs.wide.bin"
+            os.truncate(cut, 100)
+            with pytest.raises(CorruptFileError, match="it ends at byte 100, but was written on"):
+                buffer.gather([0, 12])
+            check_rows(buffer.gather([0, 24]))
 
 
 class TestClosing:

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from relive.errors import CorruptFileError, UnsafePickleError
-from relive.formats import FileFormat, PklFormat, PtFormat, create_format
+from relive.format_set import FormatSet
+from relive.formats import FileFormat, PklFormat, PtFormat
 from relive.testing import FileFormatConformance, addressed, record_of
 
 
@@ -71,10 +72,10 @@ class TestAllowPickle:
     def test_other_objects_need_it(self, tmp_path: Path) -> None:
         path = tmp_path / "trajectory.pkl"
         path.write_bytes(pickle.dumps(self.TREE))
-        for form in (PklFormat(), create_format("pkl")):
+        for form in (PklFormat(), FormatSet("pkl").with_files("pkl")):
             with pytest.raises(UnsafePickleError, match=r"datetime\.date, .*allow_pickle=True$"):
                 form.read_file(path)
-        allowed = create_format("pkl", allow_pickle=True).read_file(path)
+        allowed = FormatSet("pkl", allow_pickle=True).with_files("pkl").read_file(path)
         assert allowed.extras == self.TREE["extras"]
         assert allowed.rewards.tolist() == torch.zeros(4, 2).tolist()
 
@@ -89,7 +90,7 @@ class TestAllowPickle:
         path = tmp_path / "trajectory.pt"
         torch.save({"rewards": Marker(marker)}, path)
         with pytest.raises(UnsafePickleError):
-            create_format("pt", allow_pickle=True).read_file(path)
+            FormatSet("pt", allow_pickle=True).with_files("pt").read_file(path)
         assert not marker.exists()
 
     def test_without_it_pt_says_how_to_save(self, tmp_path: Path) -> None:

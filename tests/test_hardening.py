@@ -23,6 +23,8 @@ from relive.errors import (
     StorageWriteError,
     UnsupportedValueError,
 )
+from relive.formats.memmap.packing import Packed
+from relive.formats.memmap.segment_files import SegmentWriter
 from relive.index import Numbering
 from trajectories import check_rows, traj
 
@@ -110,6 +112,14 @@ class TestFailedSync:
             return write_atomic(path, *args, **options)
 
         monkeypatch.setattr(files, "write_atomic", note)
+        append = SegmentWriter.append
+
+        def note_append(self: SegmentWriter, packed: Packed) -> dict[str, int]:
+            location = append(self, packed)
+            written.append(f"trajectory_0_ in row {location['row']}")
+            return location
+
+        monkeypatch.setattr(SegmentWriter, "append", note_append)
         buffer.add_trajectories([traj(0)])
         with pytest.raises(StorageWriteError, match="disk is ill"):
             buffer.flush()

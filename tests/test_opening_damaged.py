@@ -64,11 +64,11 @@ def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def check_holds(buffer: TrajectoryReplayBuffer, ks: list[int]) -> None:
+def check_holds(buffer: TrajectoryReplayBuffer, ks: list[int], *, wide: bool = False) -> None:
     """Prove that the buffer has these trajectories, each under its number as id, and no other."""
     assert len(buffer) == len(ks)
     for k in ks:
-        assert same_trajectory(buffer.trajectory(k), traj(k))
+        assert same_trajectory(buffer.trajectory(k), traj(k, wide=wide))
     batch, info = buffer.sample(64, return_info=True)
     check_rows(batch, info, {k: k for k in ks})
 
@@ -173,7 +173,7 @@ class TestWarnings:
 
 
 class TestDamagedTrajectory:
-    @pytest.mark.parametrize("trajectory_format", FORMATS)
+    @pytest.mark.parametrize("trajectory_format", ["pt", "pkl"])
     @pytest.mark.parametrize(
         ("damage", "error"),
         [(Path.unlink, MissingFileError), (cut, CorruptFileError)],
@@ -198,6 +198,29 @@ class TestDamagedTrajectory:
             check_rows(buffer.gather([0, 11, 24, 35]))
             buffer.delete([1])
             check_holds(buffer, [0, 2])
+
+    @pytest.mark.parametrize("name", ["rows.bin", "curr_obs.wide.bin", "side.bin", "segment.json"])
+    @pytest.mark.parametrize(
+        ("damage", "error"),
+        [(Path.unlink, MissingFileError), (cut, CorruptFileError)],
+        ids=["gone", "cut"],
+    )
+    def test_a_segment_is_refused_at_opening_by_the_name_of_its_file(
+        self, damage: Callable[[Path], None], error: type[Exception], name: str, tmp_path: Path
+    ) -> None:
+        """Mapped, what is cut would end the process when it is sampled."""
+        with reopen(tmp_path / "store", "refuse", trajectory_format="memmap") as buffer:
+            buffer.add_trajectories([traj(k, wide=True) for k in range(3)])
+        path = tmp_path / "store" / "segments" / "00000000" / name
+        content = path.read_bytes()
+        damage(path)
+        for _ in range(2):
+            with pytest.raises(error, match=name) as raised:
+                reopen(tmp_path / "store", trajectory_format="memmap")
+            assert getattr(raised.value, "path", "") == str(path)
+        path.write_bytes(content)
+        with reopen(tmp_path / "store", trajectory_format="memmap") as buffer:
+            check_holds(buffer, [0, 1, 2], wide=True)
 
     def test_room_for_rows_that_no_trajectory_has_is_not_made(self, tmp_path: Path) -> None:
         folder = make_store(tmp_path / "store")

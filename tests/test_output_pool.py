@@ -287,7 +287,7 @@ specs = st.dictionaries(
 
 class TestLayout:
     @given(columns=specs, num_rows=st.integers(0, 40), again=st.booleans())
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=80, deadline=None)
     def test_columns_are_what_was_asked_for_and_lie_apart(
         self, columns: dict[str, Any], num_rows: int, again: bool
     ) -> None:
@@ -360,6 +360,14 @@ class TestBounds:
         assert is_same(pool.take(1000, columns), owners[0])
         owners.append(owner_of(pool.take(998, columns)))
         assert [owner() is not None for owner in owners] == [True, False, True]
+
+    def test_a_shape_that_needs_all_the_room_keeps_its_first_blocks(self) -> None:
+        columns: Wants = {"state": ((100,), np.dtype(np.uint8))}
+        pool = OutputPool(max_bytes=2 * (1000 * 100 + 2 * PAGE))
+        held = [pool.take(1000, columns) for _ in range(3)]
+        owners = [owner_of(one) for one in held]
+        del held
+        assert [owner() is not None for owner in owners] == [True, True, False]
 
     @given(asked=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=40))
     @settings(max_examples=50, deadline=None)

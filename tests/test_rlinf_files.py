@@ -14,7 +14,7 @@ import torch
 
 from relive.columns import Tree
 from relive.errors import CorruptFileError
-from relive.formats import create_format
+from relive.format_set import FormatSet
 from relive.formats.foreign import trajectory_of
 from relive.snapshot import Column, take_snapshot
 from relive.trajectory import Trajectory
@@ -33,7 +33,8 @@ class Fixture:
         return str(self.path.relative_to(DATA).with_suffix(""))[:-37]
 
     def read(self) -> Trajectory:
-        return create_format(self.path.suffix[1:]).read_file(self.path)
+        name = self.path.suffix[1:]
+        return FormatSet(name).with_files(name).read_file(self.path)
 
 
 def fixtures() -> Iterator[Fixture]:

@@ -8,6 +8,7 @@ columns came from the same place.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ __all__ = [
     "check_rows",
     "make_checkpoint",
     "same_trajectory",
+    "side_entries",
     "traj",
     "trajectory_files",
 ]
@@ -164,9 +166,25 @@ def _same(found: Any, expected: Any) -> bool:
 
 
 def trajectory_files(folder: Path) -> list[int]:
-    """Return the ids of the trajectory files in a folder, sorted."""
+    """Return the ids of the trajectories that files in a folder hold, sorted.
+
+    Those of segments are what their side files say, whether the index still names them or not.
+    """
     names = (path.name for path in folder.iterdir())
-    return sorted(int(name.split("_")[1]) for name in names if name.endswith((".pt", ".pkl")))
+    found = [int(name.split("_")[1]) for name in names if name.endswith((".pt", ".pkl"))]
+    for path in folder.glob("segments/*/side.bin"):
+        found += [entry["trajectory_id"] for entry in side_entries(path)]
+    return sorted(found)
+
+
+def side_entries(path: Path) -> list[dict[str, Any]]:
+    """Return what the side file of a segment says of each trajectory, in its order."""
+    block, at, entries = path.read_bytes(), 0, []
+    while at < len(block):
+        size, json_bytes = np.frombuffer(block, "<u4", 2, at).tolist()
+        entries.append(json.loads(block[at + 16 : at + 16 + json_bytes]))
+        at += size
+    return entries
 
 
 def make_checkpoint(path: Path, trajectories: Iterable[Trajectory], **options: Any) -> None:

@@ -18,7 +18,7 @@ from relive.spec import Schema
 from relive.tensors import Framework, wrap_out
 from relive.texts import strings_of
 
-__all__ = ["SampleInfo", "TextForm", "build_batch", "choose_columns"]
+__all__ = ["BatchPlan", "SampleInfo", "TextForm", "build_batch"]
 
 TextForm = Literal["strings", "codes"]
 """How text columns stand in a batch."""
@@ -44,19 +44,56 @@ class SampleInfo:
     """Of each text column the strings that codes stand for in this batch."""
 
 
-def choose_columns(schema: Schema, wanted: Sequence[str] | None, framework: Framework) -> list[str]:
-    """Return the full names of the columns wanted, in the order of the schema.
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """What batches of the same columns are made of, worked out once for all of them."""
 
-    Args:
-        schema: What there is.
-        wanted: Full names, or names of whole dicts such as "curr_obs"; None for all.
-        framework: What batches are made of.
+    schema: Schema
+    """What there is."""
+    wants: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    """Row shape and storage type of each column to be read: those, and what the sampler needs."""
+    texts: tuple[str, ...]
+    """Those of them that are text."""
+    only_read: frozenset[str]
+    """Those of them that the caller does not get."""
 
-    Raises:
-        InvalidArgumentError: `wanted` is no list, or empty.
-        ColumnMismatchError: There is no such column.
-        UnsupportedValueError: NumPy has no type for a column.
-    """
+    @classmethod
+    def of(
+        cls,
+        schema: Schema,
+        columns: Sequence[str] | None,
+        needs: Sequence[str],
+        framework: Framework,
+    ) -> BatchPlan:
+        """Work out what batches are made of.
+
+        Args:
+            schema: What there is.
+            columns: What the caller wants: full names, or names of whole dicts such as
+                "curr_obs"; None for all.
+            needs: What the sampler reads besides, likewise.
+            framework: What batches are made of.
+
+        Raises:
+            InvalidArgumentError: `columns` is no list, or empty.
+            ColumnMismatchError: There is no such column.
+            UnsupportedValueError: NumPy has no type for a column.
+        """
+        names = _choose_columns(schema, columns, framework)
+        needed = _choose_columns(schema, needs, framework) if needs else []
+        specs = {name: schema.columns[name] for name in dict.fromkeys([*names, *needed])}
+        return cls(
+            schema=schema,
+            wants={name: (spec.row_shape, spec.storage) for name, spec in specs.items()},
+            texts=tuple(name for name, spec in specs.items() if spec.dtype == TEXT),
+            only_read=frozenset(needed) - frozenset(names),
+        )
+
+
+def _choose_columns(
+    schema: Schema, wanted: Sequence[str] | None, framework: Framework
+) -> list[str]:
+    """Return the full names of the columns wanted, in the order of the schema."""
     names = list(schema.columns)
     if wanted is not None:
         given: object = wanted
@@ -94,7 +131,7 @@ def _is_in(column: str, name: str) -> bool:
 def build_batch(
     columns: Mapping[str, NDArray[Any]],
     tables: Mapping[str, Sequence[str]],
-    schema: Schema,
+    plan: BatchPlan,
     framework: Framework,
     text: TextForm,
 ) -> Tree:
@@ -103,14 +140,16 @@ def build_batch(
     Args:
         columns: Flat names to arrays `[N, ...]` in storage types.
         tables: Of each text column its table.
-        schema: Says the element types.
+        plan: Says which of them the caller gets, and their element types.
         framework: What to make of the arrays.
         text: What to make of text columns: lists of strings, or int64 codes.
     """
     flat: dict[str, Any] = {}
     for name, values in columns.items():
+        if name in plan.only_read:
+            continue
         if name not in tables:
-            flat[name] = wrap_out(values, schema.columns[name].dtype, framework, name)
+            flat[name] = wrap_out(values, plan.schema.columns[name].dtype, framework, name)
         elif text == "strings":
             flat[name] = strings_of(values, tables[name])
         else:

@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from relive.batches import SampleInfo, TextForm, build_batch, choose_columns
+from relive.batches import BatchPlan, SampleInfo, TextForm, build_batch
 from relive.buffer_state import BufferState
 from relive.columns import Tree
 from relive.draws import Draws
@@ -22,6 +22,7 @@ from relive.index import evicted_rows
 from relive.options import check_count, check_kind, checked_time_limit
 from relive.samplers import Draw
 from relive.snapshot import restore
+from relive.spec import Schema
 from relive.store import Store
 from relive.store_reader import View
 from relive.tensors import Framework
@@ -30,6 +31,7 @@ from relive.trajectory import Trajectory
 __all__ = ["BufferReader"]
 
 _MOST_CHUNKS = (1 << 31) - 1
+_MOST_PLANS = 64
 
 
 class BufferReader:
@@ -44,6 +46,7 @@ class BufferReader:
         self._store = store
         self._sample_window_size = sample_window_size
         self._draws = draws
+        self._plans: dict[tuple[tuple[str, ...] | None, tuple[str, ...]], BatchPlan] = {}
         self._framework: Framework = framework
         self._is_closed = False
 
@@ -138,31 +141,41 @@ class BufferReader:
                 raise EmptyBufferError(
                     "the window has no row, but a draw needs one; call add_trajectories() first"
                 )
-            names = choose_columns(view.schema, columns, self._framework)
+            plan = self._plan(view.schema, columns, self._draws.sampler.needs)
             draw = self._draws.draw(view.window, num_chunks)
-            needs = list(self._draws.sampler.needs)
-            if needs:
-                needs = choose_columns(view.schema, needs, self._framework)
-            read = dict.fromkeys([*names, *needs])
-            rows, tables = self._store.gather(view, draw.row_ids, list(read))
+            rows, tables = self._store.gather(view, draw.row_ids, plan)
             info = self._info(view, draw, tables) if return_info else None
         rows = self._draws.sampler.finish(rows, draw)
-        for name in read.keys() - names:
-            rows.pop(name, None)
-        batch = build_batch(rows, tables, view.schema, self._framework, text)
+        batch = build_batch(rows, tables, plan, self._framework, text)
         return batch if info is None else (batch, info)
+
+    def _plan(
+        self, schema: Schema, columns: Sequence[str] | None, needs: Sequence[str] = ()
+    ) -> BatchPlan:
+        """Return what batches of these columns are made of; the same as before if it still is."""
+        is_named = isinstance(columns, (list, tuple)) and all(isinstance(n, str) for n in columns)
+        if columns is not None and not is_named:  # no key, and most likely refused
+            return BatchPlan.of(schema, columns, needs, self._framework)
+        key = (None if columns is None else tuple(columns), tuple(needs))
+        plan = self._plans.get(key)
+        if plan is None or plan.schema is not schema:
+            plan = BatchPlan.of(schema, columns, needs, self._framework)
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            self._plans[key] = plan
+        return plan
 
     def _info(self, view: View, draw: Draw, tables: Mapping[str, Sequence[str]]) -> SampleInfo:
         position, rows = view.window.locate(draw.row_ids)
         trajectory_ids = view.window.trajectory_ids[position]
-        num_envs = view.window.num_envs[position]
+        num_envs, num = view.window.num_envs[position], len(draw.row_ids)
         return SampleInfo(
             row_ids=draw.row_ids,
             trajectory_ids=trajectory_ids,
             steps=rows // num_envs,
             envs=rows % num_envs,
-            weights=draw.weights,
-            probabilities=draw.probabilities,
+            weights=np.broadcast_to(np.asarray(draw.weights, np.float32), num).copy(),
+            probabilities=np.broadcast_to(np.asarray(draw.probabilities, float), num).copy(),
             texts=tables,
         )
 
@@ -198,9 +211,9 @@ class BufferReader:
         with self._store.view(0) as view:
             if view.schema is None:
                 raise evicted_rows(ids)
-            names = choose_columns(view.schema, columns, self._framework)
-            batch, tables = self._store.gather(view, ids.astype(np.int64), names)
-        return build_batch(batch, tables, view.schema, self._framework, "strings")
+            plan = self._plan(view.schema, columns)
+            batch, tables = self._store.gather(view, ids.astype(np.int64), plan)
+        return build_batch(batch, tables, plan, self._framework, "strings")
 
     def trajectory(self, trajectory_id: int) -> Trajectory:
         """Return one trajectory, bit-equal to what was added, T + E flag rows included.

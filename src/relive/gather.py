@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of many trajectories into one batch.
 
-Rows that have a place, `PlacedRows`, are copied by their format all at once. Others are copied
+Rows that have a place are copied by their format all at once. Others are copied
 trajectory by trajectory: `Wanted` says which rows of one trajectory go where, `RowBatch` holds
 the outputs. There small rows are taken, trajectory after trajectory, into a scratch in that
 order and put into the drawn order by one take a column at the end, which costs less than
@@ -22,7 +22,7 @@ from relive.output_pool import Outputs
 from relive.record import Record
 from relive.runs import extended_rows
 
-__all__ = ["KeptRows", "Lacking", "PlacedRows", "RowBatch", "RowSource", "Wanted"]
+__all__ = ["KeptRows", "Lacking", "RowBatch", "RowSource", "Wanted"]
 
 Lacking = Mapping[str, NDArray[np.int64]]
 """Columns that rows lack, and the positions of those rows in the batch."""
@@ -48,16 +48,6 @@ class Wanted:
     """Where in the batch each goes, `[n]`."""
     start: int
     """Number of rows wanted of the trajectories before this one."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedRows:
-    """Rows of a batch in its order, by where they lie."""
-
-    segments: NDArray[np.int64]
-    """Number of the segment of each, `[N]`."""
-    rows: NDArray[np.int64]
-    """Number of its record there, `[N]`."""
 
 
 class KeptRows(dict[str, NDArray[Any]]):

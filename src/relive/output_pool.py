@@ -153,13 +153,12 @@ class _Block:
         self._owners: tuple[NDArray[np.uint8], ...] = ()
         self._columns: dict[str, NDArray[Any]] = {}
         self._items: dict[str, NDArray[Any]] = {}
-        self.num_refusals = 0
+        self.num_bytes = self.num_refusals = 0
         row_bytes = {name: prod(shape) * dtype.itemsize for name, (shape, dtype) in columns.items()}
         small = [name for name, size in row_bytes.items() if size < _PAGE_BYTES]
         large = [[name] for name, size in row_bytes.items() if size >= _PAGE_BYTES]
         expected = [self._add_owner(num_rows, columns, row_bytes, each) for each in (small, *large)]
         self._columns = {name: self._columns[name] for name in columns}  # in the order asked for
-        self.num_bytes = sum(owner.nbytes for owner in self._owners)
         # Counted by the very code that looks later; yet never more than the views here account
         # for, should a debugger hold an owner in this moment: that would hide a holder for ever.
         self._free_counts = list(map(min, _counts(list(self._owners)), expected))
@@ -181,6 +180,7 @@ class _Block:
                 num_views += 1
             at += taken
         self._owners += (owner,)
+        self.num_bytes += owner.nbytes
         return num_views + 3  # and `_owners`, the list counted, and the call that counts
 
     def outputs_if_free(self) -> Outputs | None:

@@ -3,18 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from relive.batches import BatchPlan
 from relive.disk import Disk
-from relive.dtypes import TEXT
-from relive.gather import Lacking, PlacedRows, RowBatch, RowSource, Wanted
+from relive.gather import Lacking, RowBatch, RowSource, Wanted
 from relive.index import Window
 from relive.output_pool import OutputPool, Outputs
-from relive.record import PLACE_BITS, Record
+from relive.record import Record
 from relive.spec import Schema
 from relive.texts import merge_texts
 
@@ -26,9 +26,8 @@ FindRows = Callable[[int], tuple[Record, "RowSource | None"]]
 
 def read_rows(
     row_ids: NDArray[np.int64],
-    names: Sequence[str],
+    plan: BatchPlan,
     window: Window,
-    schema: Schema,
     *,
     find: FindRows,
     disk: Disk | None,
@@ -38,9 +37,8 @@ def read_rows(
 
     Args:
         row_ids: Which rows, `[N]`.
-        names: Which columns; the schema has them all.
+        plan: Which columns.
         window: Has all the rows.
-        schema: What each trajectory has.
         find: Looks trajectories up.
         disk: Where those that are not in memory lie.
         pool: Memory for the columns.
@@ -55,8 +53,7 @@ def read_rows(
         CorruptFileError: A file is damaged.
         StorageError: The disk cannot read it.
     """
-    specs = {name: schema.columns[name] for name in names}
-    outputs = pool.take(len(row_ids), {n: (s.row_shape, s.storage) for n, s in specs.items()})
+    outputs = pool.take(len(row_ids), plan.wants)
     position, rows = window.locate(row_ids)
     others = np.flatnonzero(window.places[position] < 0)
     if len(others) < len(row_ids):
@@ -64,16 +61,14 @@ def read_rows(
         lacking = disk.formats.named("memmap").gather_placed(
             disk.folder, _placed(window, position, rows, others), outputs
         )
-        _fill_defaults(outputs, lacking, schema)
-    wanted = _fill(outputs, others, window, position, rows, find, disk, schema)
-    texts = [name for name, spec in specs.items() if spec.dtype == TEXT]
-    if texts and len(others) < len(row_ids):
+        _fill_defaults(outputs, lacking, plan.schema)
+    wanted = _fill(outputs, others, window, position, rows, find, disk, plan.schema)
+    if plan.texts and len(others) < len(row_ids):
         placed = np.setdiff1d(np.arange(len(row_ids)), others)
         wanted += [one for one, _ in _by_trajectory(placed, window, position, rows, find)]
     columns = outputs.columns
-    tables = {
-        name: merge_texts(name, columns[name], wanted, schema.defaults.get(name)) for name in texts
-    }
+    defaults = plan.schema.defaults
+    tables = {n: merge_texts(n, columns[n], wanted, defaults.get(n)) for n in plan.texts}
     return columns, tables
 
 
@@ -82,8 +77,8 @@ def _placed(
     position: NDArray[np.int64],
     rows: NDArray[np.int64],
     others: NDArray[np.int64],
-) -> PlacedRows:
-    """Return where rows lie; for those without a place, which come later, any that has one."""
+) -> NDArray[np.int64]:
+    """Return the place of each row; for those without one, which are filled later, any other."""
     if len(others):
         is_other = np.zeros(len(rows), np.bool_)
         is_other[others] = True
@@ -94,8 +89,8 @@ def _placed(
     # row t * B + b lies at b * T + t
     step = rows // num_envs
     num_steps = window.counts[position] // num_envs
-    inside = (rows - step * num_envs) * num_steps + step
-    return PlacedRows(places >> PLACE_BITS, (places & ((1 << PLACE_BITS) - 1)) + inside)
+    places += (rows - step * num_envs) * num_steps + step
+    return places
 
 
 def _fill_defaults(outputs: Outputs, lacking: Lacking, schema: Schema) -> None:

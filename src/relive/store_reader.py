@@ -7,7 +7,7 @@ A trajectory's rows come from memory while no file has them, else from the cache
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relive.batches import BatchPlan
 from relive.cache import TrajectoryCache
 from relive.disk import Disk
 from relive.errors import ClosedError, TimeLimitError
@@ -177,15 +178,13 @@ class StoreReader:
             return self.disk.formats.of(record).read(self.disk.folder, record)
 
     def gather(
-        self, view: View, row_ids: NDArray[np.int64], names: Sequence[str]
+        self, view: View, row_ids: NDArray[np.int64], plan: BatchPlan
     ) -> tuple[dict[str, NDArray[Any]], dict[str, list[str]]]:
         """Copy rows of a view that is held, as `read_rows` does."""
-        assert view.schema is not None
         return read_rows(
             row_ids,
-            names,
+            plan,
             view.window,
-            view.schema,
             find=self._find_rows,
             disk=self.disk,
             pool=self._pool,

@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from relive.dtypes import TEXT
 from relive.errors import CorruptFileError, MissingFileError, StorageError
 from relive.formats.checksum import checksums
-from relive.gather import Lacking, PlacedRows, RowBatch, RowSource, Wanted
+from relive.gather import Lacking, RowBatch, RowSource, Wanted
 from relive.index import Index
 from relive.limits import Limits
 from relive.output_pool import Outputs
@@ -135,12 +138,13 @@ class Format(ABC):
         for one in wanted:
             batch.fill(one, self.rows(folder, one.record, batch.names))
 
-    def gather_placed(self, folder: Path, rows: PlacedRows, outputs: Outputs) -> Lacking:
+    def gather_placed(self, folder: Path, places: NDArray[np.int64], outputs: Outputs) -> Lacking:
         """Fill a batch from trajectories whose records have a place, all at once.
 
         Args:
             folder: The store.
-            rows: Which rows, in the order of the batch.
+            places: Of each row its own, `[N]`: that of its trajectory (`Record.place`), plus
+                `b * T + t`. They must be there: nothing is checked.
             outputs: Where to.
 
         Returns:

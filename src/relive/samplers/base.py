@@ -27,10 +27,10 @@ class Draw:
 
     row_ids: NDArray[np.int64]
     """Row ids in batch order, `[N]`."""
-    probabilities: NDArray[np.float64]
-    """With what probability each was drawn at its place in the batch, `[N]`."""
-    weights: NDArray[np.float32]
-    """Importance weight of each, `[N]`; ones when draws are uniform."""
+    probabilities: NDArray[np.float64] | float
+    """With what probability each was drawn at its place in the batch, `[N]`, or one for all."""
+    weights: NDArray[np.float32] | float = 1.0
+    """Importance weight of each, `[N]`, or one for all."""
 
 
 class Sampler(ABC):

@@ -24,9 +24,6 @@ class Uniform(Sampler):
 
     def draw(self, window: Window, num: int, rng: np.random.Generator) -> Draw:
         """Choose rows, as `Sampler.draw` says."""
-        numbers = rng.integers(0, window.num_rows, num)
-        return Draw(
-            row_ids=window.row_ids(numbers),
-            probabilities=np.full(num, 1.0 / window.num_rows),
-            weights=np.ones(num, np.float32),
-        )
+        num_rows = window.num_rows
+        numbers = rng.integers(0, num_rows, num)
+        return Draw(row_ids=window.row_ids(numbers), probabilities=1.0 / num_rows)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive import files
-from relive.errors import CorruptFileError, StorageError
+from relive.errors import CorruptFileError, MissingFileError, StorageError
 from relive.formats.base import (
     Copier,
     Format,
@@ -32,7 +32,7 @@ from relive.formats.memmap.segment_files import SIDE_NAME, link_segment, segment
 from relive.formats.memmap.segment_folder import SegmentFolder
 from relive.formats.memmap.segment_rows import ROWS_NAME
 from relive.formats.memmap.tables import MappedTable, ReadTable, Table
-from relive.gather import Lacking, PlacedRows, RowSource
+from relive.gather import Lacking, RowSource
 from relive.index import Index
 from relive.limits import Limits
 from relive.options import check_choice, check_count
@@ -98,12 +98,17 @@ class MemmapFormat(Format):
         """Get to know a store; see `Format.take_up`."""
         window = index.window(0)
         is_placed = window.places >= 0
-        places = window.places[is_placed]
-        split = np.stack([places >> PLACE_BITS, places & ((1 << PLACE_BITS) - 1)])
+        order = np.argsort(window.places[is_placed])
+        segments = window.places[is_placed][order] >> PLACE_BITS
+        numbers, starts, num_live = np.unique(segments, return_index=True, return_counts=True)
+        last = window.trajectory_ids[is_placed][order][starts + num_live - 1]
         known = self._folder(folder)
         if limits is not None:
             known.limits = limits
-        known.take_up(split, window.counts[is_placed])
+        known.take_up(
+            dict(zip(numbers.tolist(), num_live.tolist(), strict=True)),
+            [index.get(trajectory_id) for trajectory_id in last.tolist()],
+        )
 
     def write(self, folder: Path, record: Record, snapshot: Snapshot, *, sync: bool) -> Record:
         """Append a trajectory; see `Format.write`."""
@@ -149,18 +154,20 @@ class MemmapFormat(Format):
                 records[group.name] -= start
             return unpack(record, spec, records, frames, side.tobytes())
 
-    def gather_placed(self, folder: Path, rows: PlacedRows, outputs: Outputs) -> Lacking:
+    def gather_placed(self, folder: Path, places: NDArray[np.int64], outputs: Outputs) -> Lacking:
         """Copy rows out of the segments; see `Format.gather_placed`."""
         try:
-            return self._folder(folder).gather(rows, outputs)
+            return self._folder(folder).gather(places, outputs)
         except StorageError:
             raise
         except (OSError, EOFError) as error:
-            is_cut = isinstance(error, EOFError)
-            raise (CorruptFileError if is_cut else StorageError)(
+            kind: type[CorruptFileError | StorageError] = StorageError
+            if isinstance(error, (EOFError, FileNotFoundError)):
+                kind = CorruptFileError if isinstance(error, EOFError) else MissingFileError
+            raise kind(
                 f"a segment of {str(folder)!r} cannot be read: {error}; look at the disk, or "
                 "restore it from a copy",
-                path=str(folder),
+                path=str(getattr(error, "filename", None) or folder),
             ) from error
 
     def path(self, folder: Path, record: Record) -> Path:
@@ -169,13 +176,11 @@ class MemmapFormat(Format):
 
     def is_whole(self, folder: Path, record: Record) -> bool:
         """Tell whether the segment reaches to the trajectory's end; see `Format.is_whole`."""
-        path, known = self.path(folder, record), self._folder(folder)
         try:
-            spec = known.head(record.location["segment"]).spec
-            sizes = known.ends_of(record).size_bytes(spec)
-            return all(files.size_bytes(path / name) >= size for name, size in sizes.items())
+            self._folder(folder).check_whole(record)
         except (FileNotFoundError, CorruptFileError):
             return False
+        return True
 
     def copier(
         self,
@@ -192,27 +197,21 @@ class MemmapFormat(Format):
 
         def copy(record: Record) -> Record:
             segment = record.location["segment"]
+            with naming(self.path(source, record), record):
+                known.check_whole(record)
             if segment not in numbers:
                 number = segment if store is None else self._folder(store).new_number()
                 path = segment_path(target, number)
-                with naming(self.path(source, record), record):
-                    is_growing = _must_be_copied(known, segment)
-                    link_segment(
-                        self.path(source, record),
-                        path,
-                        is_growing=is_growing,
-                        sync=sync,
-                        progress=progress,
-                    )
-                    if sync:
-                        files.sync_folder(path.parent)
-                numbers[segment] = number
-            if not self.is_whole(source, record):
-                raise CorruptFileError(
-                    f"{str(self.path(source, record))!r} ends before trajectory "
-                    f"{record.trajectory_id} does; restore it from a copy",
-                    path=str(self.path(source, record)),
+                link_segment(
+                    self.path(source, record),
+                    path,
+                    is_growing=_must_be_copied(known, segment),
+                    sync=sync,
+                    progress=progress,
                 )
+                if sync:
+                    files.sync_folder(path.parent)
+                numbers[segment] = number
             brought = replace(record, location={**record.location, "segment": numbers[segment]})
             self._folder(target).count(brought)
             return brought

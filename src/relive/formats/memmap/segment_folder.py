@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from relive import files
 from relive.errors import CorruptFileError
+from relive.formats.base import naming
 from relive.formats.memmap.packing import Packed
 from relive.formats.memmap.segment_files import (
     SEGMENTS_NAME,
@@ -22,10 +23,12 @@ from relive.formats.memmap.segment_files import (
 )
 from relive.formats.memmap.segment_rows import MakeTable, SegmentRows
 from relive.formats.memmap.segment_spec import SegmentSpec
-from relive.gather import Lacking, PlacedRows
+from relive.formats.memmap.tables import ReadTable
+from relive.gather import Lacking
 from relive.limits import Limits
 from relive.output_pool import Outputs
-from relive.record import Record
+from relive.record import PLACE_BITS, Record
+from relive.warning import warn
 
 __all__ = ["SegmentFolder"]
 
@@ -65,34 +68,37 @@ class SegmentFolder:
 
     # -------------------------------------------------------------- getting to know
 
-    def take_up(self, places: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+    def take_up(self, num_live: Mapping[int, int], last: Iterable[Record]) -> None:
         """Get to know what a store holds.
 
         Args:
-            places: Segment and row of each of its trajectories, as `(S, row)`, `[2, M]`.
-            counts: Rows of each, `[M]`.
+            num_live: How many trajectories each segment holds, by its number.
+            last: Of each segment the trajectory that lies behind the others.
 
         Raises:
             CorruptFileError: A segment's file is cut.
-            MissingFileError: A segment is not there.
+            MissingFileError: A segment, or a file of it, is not there.
         """
         self.next_number = max(self.next_number, 1 + max(self._numbers_there(), default=-1))
-        segments, at = np.unique(places[0], return_inverse=True)
-        live = np.bincount(at, minlength=len(segments))
-        ends = np.zeros(len(segments), np.int64)
-        np.maximum.at(ends, at, places[1] + counts)
         with self._lock:
-            self._num_live = dict(zip(segments.tolist(), live.tolist(), strict=True))
-        for segment, end in zip(segments.tolist(), ends.tolist(), strict=True):
-            head = self.head(segment)
-            path = segment_path(self.folder, segment) / "rows.bin"
-            size = files.size_bytes(path)
-            if size < end * head.spec.stride:
-                raise CorruptFileError(
-                    f"{str(path)!r} has {size} bytes, but the index names {end} rows of "
-                    f"{head.spec.stride}; restore it from a copy",
-                    path=str(path),
-                )
+            self._num_live = dict(num_live)
+        for record in last:
+            self.check_whole(record)  # mapped, what is cut would end the process
+
+    def check_whole(self, record: Record) -> None:
+        """Refuse a segment that does not reach to the end of a trajectory.
+
+        Raises:
+            CorruptFileError: One of its files is cut.
+            MissingFileError: It, or a file of it, is not there.
+        """
+        path = segment_path(self.folder, record.location["segment"])
+        spec = self.head(record.location["segment"]).spec
+        for name, size in self.ends_of(record).size_bytes(spec).items():
+            with naming(path / name):
+                found = files.size_bytes(path / name)
+                if found < size:
+                    raise CorruptFileError(f"it has {found} bytes, but {size} of them are in use")
 
     def _numbers_there(self) -> list[int]:
         path = self.folder / SEGMENTS_NAME
@@ -122,7 +128,12 @@ class SegmentFolder:
                     self._layouts.append(SegmentRows(head.spec, self._make_table))
                     self._by_spec[head.spec] = number
                 path = segment_path(self.folder, segment)
-                self._layouts[number].add(segment, path, head.num_rows)
+                try:
+                    self._layouts[number].add(segment, path, head.num_rows)
+                except MemoryError as error:
+                    self._read_instead_of_mapping(error)
+                    self._get_to_know([segment])
+                    continue
                 layout_of = self._layout_of
                 if segment >= len(layout_of):  # anew: a thread may be at the old one
                     layout_of = np.full(2 * segment, -1, np.int64)
@@ -130,9 +141,19 @@ class SegmentFolder:
                 layout_of[segment] = number
                 self._layout_of = layout_of
 
+    def _read_instead_of_mapping(self, error: MemoryError) -> None:
+        """Begin anew with tables that need no addresses; who is reading keeps the old ones."""
+        warn(
+            f"files of {str(self.folder)!r} cannot be mapped ({error}), so rows are read one by "
+            "one, which is slow; raise the limit of addresses (ulimit -v)"
+        )
+        self._make_table = lambda row_bytes, item: ReadTable(row_bytes)
+        self._layouts, self._by_spec = [], {}
+        self._layout_of = np.full(16, -1, np.int64)
+
     # -------------------------------------------------------------- reading
 
-    def gather(self, rows: PlacedRows, outputs: Outputs) -> Lacking:
+    def gather(self, places: NDArray[np.int64], outputs: Outputs) -> Lacking:
         """Copy rows; see `Format.gather_placed`.
 
         Raises:
@@ -140,24 +161,34 @@ class SegmentFolder:
             CorruptFileError: Its head is damaged.
             OSError: A file cannot be read.
         """
-        segments = rows.segments
-        if segments.max() >= len(self._layout_of) or (self._layout_of[segments] < 0).any():
+        segments = places >> PLACE_BITS
+        try:
+            return self._gather(segments, places, outputs)
+        except KeyError:
             self._get_to_know(np.unique(segments).tolist())
-        if len(self._layouts) == 1:
-            layout = self._layouts[0]
-            layout.take(segments, rows.rows, outputs.items)
+            return self._gather(segments, places, outputs)
+
+    def _gather(
+        self, segments: NDArray[np.int64], places: NDArray[np.int64], outputs: Outputs
+    ) -> Lacking:
+        layouts, layout_of = self._layouts, self._layout_of
+        if len(layouts) == 1:
+            layout = layouts[0]
+            layout.take(segments, places, outputs.items)
             everywhere = np.arange(len(segments))
             return {n: everywhere for n in outputs.columns if n not in layout.spec}
+        if segments.max() >= len(layout_of) or (layout_of[segments] < 0).any():
+            raise KeyError("a segment is not known")
         lacking: dict[str, list[NDArray[np.int64]]] = {}
-        numbers = self._layout_of[segments]
+        numbers = layout_of[segments]
         for number in np.unique(numbers).tolist():
-            layout, mine = self._layouts[number], np.flatnonzero(numbers == number)
+            layout, mine = layouts[number], np.flatnonzero(numbers == number)
             parts = {
                 name: np.empty(len(mine), items.dtype)
                 for name, items in outputs.items.items()
                 if name in layout.spec
             }
-            layout.take(segments[mine], rows.rows[mine], parts)
+            layout.take(segments[mine], places[mine], parts)
             for name, part in parts.items():
                 outputs.items[name][mine] = part
             for name in outputs.columns:
@@ -219,7 +250,8 @@ class SegmentFolder:
 
     def writer_of(self, segment: int) -> SegmentWriter | None:
         """Return who still writes to a segment."""
-        return next((one for one in self._writers.values() if one.number == segment), None)
+        with self._lock:  # an addition moves writers about
+            return next((one for one in self._writers.values() if one.number == segment), None)
 
     def seal(self, segment: int) -> None:
         """Write to a segment no more; it never changes from now on."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from relive.dtypes import items_dtype
 from relive.formats.memmap.segment_spec import SegmentSpec
 from relive.formats.memmap.tables import Table
+from relive.record import PLACE_BITS
 
 __all__ = ["ROWS_NAME", "MakeTable", "SegmentRows"]
 
@@ -50,11 +51,16 @@ class SegmentRows:
             num_rows: How many rows it will have at most.
 
         Raises:
-            OSError: A file cannot be opened or mapped.
+            OSError: A file cannot be opened.
+            MemoryError: There are no addresses to map it at.
         """
-        self.records.add(segment, folder / ROWS_NAME, num_rows)
-        for table, group in zip(self.frames, self.spec.groups, strict=True):
-            table.add(segment, folder / group.file_name, num_rows * len(group.columns))
+        try:
+            self.records.add(segment, folder / ROWS_NAME, num_rows)
+            for table, group in zip(self.frames, self.spec.groups, strict=True):
+                table.add(segment, folder / group.file_name, num_rows * len(group.columns))
+        except BaseException:  # Ctrl+C among others: added again, it would be mapped twice
+            self.discard(segment)
+            raise
 
     def discard(self, segment: int) -> None:
         """Let go of a segment, whose rows nobody takes any more; an unknown one is fine."""
@@ -69,22 +75,23 @@ class SegmentRows:
     def take(
         self,
         segments: NDArray[np.int64],
-        rows: NDArray[np.int64],
+        places: NDArray[np.int64],
         items: Mapping[str, NDArray[Any]],
     ) -> None:
-        """Copy rows that are there: nothing is checked.
+        """Copy rows that are there: nothing is checked but that their segments are known.
 
         Args:
             segments: Segment of each, `[N]`.
-            rows: Its number in the segment, `[N]`.
+            places: Likewise, shifted left by `PLACE_BITS`, plus the row's number there, `[N]`.
             items: Where to, by full name, `[N]` of one item a row. Those that the segments lack
                 are left as they are.
 
         Raises:
+            KeyError: A segment is not known; nothing was copied.
             OSError: A file cannot be read.
         """
-        scratch = self._scratch(len(rows))
-        self.records.take(segments, rows, {0: scratch.records})
+        scratch = self._scratch(len(places))
+        self.records.take(segments, places, {0: scratch.records})
         for name, column in scratch.columns.items():
             if name in items:
                 np.copyto(items[name], column)
@@ -95,7 +102,7 @@ class SegmentRows:
                 if one.name in items
             }
             if outputs:
-                positions = scratch.positions[group.name].astype(np.int64)
+                positions = scratch.positions[group.name] + (segments << PLACE_BITS)
                 table.take(segments, positions, outputs)
 
     def _scratch(self, num_rows: int) -> _Scratch:

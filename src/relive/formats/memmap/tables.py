@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 from relive import files
 from relive.address_range import AddressRange
 from relive.announcing import Announcer, num_faults
+from relive.record import PLACE_BITS
 
 __all__ = ["MappedTable", "ReadTable", "Table"]
 
-_RANGE_BITS = 48  # a base is a range's number shifted left by so many bits, plus a row in it
+_RANGE_BITS = 48  # a row of the ranges is a range's number shifted left, plus a row in it
+_UNKNOWN = -(1 << 62)  # more than any place
 _MOST_OPEN = 16
 
 
@@ -50,7 +52,8 @@ class Table(ABC):
             num_rows: How many rows it will have at most.
 
         Raises:
-            OSError: The file cannot be opened or mapped.
+            OSError: The file cannot be opened.
+            MemoryError: There are no addresses to map it at.
         """
 
     @abstractmethod
@@ -61,17 +64,18 @@ class Table(ABC):
     def take(
         self,
         segments: NDArray[np.int64],
-        rows: NDArray[np.int64],
+        places: NDArray[np.int64],
         outputs: Mapping[int, NDArray[Any]],
     ) -> None:
-        """Copy rows that are there: nothing is checked.
+        """Copy rows that are there: nothing is checked but that their segments are known.
 
         Args:
             segments: Segment of each, `[N]`.
-            rows: Its number in the segment, `[N]`.
-            outputs: Items `[N]` of one row each, by what is added to `rows` for them, 0 or 1.
+            places: Likewise, shifted left by `PLACE_BITS`, plus the row's number there, `[N]`.
+            outputs: Items `[N]` of one row each, by what is added to the row for them, 0 or 1.
 
         Raises:
+            KeyError: A segment is not known; nothing was copied.
             OSError: A file cannot be read.
         """
 
@@ -96,19 +100,21 @@ class MappedTable(Table):
         self._item = item
         self._ranges: list[AddressRange] = []
         self._rows: list[NDArray[Any]] = []
-        self._bases = np.full(16, -1, np.int64)  # by segment
+        # what is added to a place to make it a row of the ranges, by segment
+        self._shifts = np.full(16, _UNKNOWN, np.int64)
 
     def add(self, segment: int, path: Path, num_rows: int) -> None:
         """Map the file of a segment; see `Table.add`."""
         number = self._range_for(num_rows)
         place = self._ranges[number]
         slot = place.map(path)
-        bases = self._bases
-        if segment >= len(bases):  # in an array of its own: a thread may be at the old one
-            bases = np.full(2 * segment, -1, np.int64)
-            bases[: len(self._bases)] = self._bases
-        bases[segment] = (number << _RANGE_BITS) + slot * place.rows_per_slot
-        self._bases = bases
+        shifts = self._shifts
+        if segment >= len(shifts):  # in an array of its own: a thread may be at the old one
+            shifts = np.full(2 * segment, _UNKNOWN, np.int64)
+            shifts[: len(self._shifts)] = self._shifts
+        base = (number << _RANGE_BITS) + slot * place.rows_per_slot
+        shifts[segment] = base - (segment << PLACE_BITS)
+        self._shifts = shifts
 
     def _range_for(self, num_rows: int) -> int:
         for number, existing in enumerate(self._ranges):
@@ -120,47 +126,51 @@ class MappedTable(Table):
 
     def discard(self, segment: int) -> None:
         """Unmap the file of a segment; see `Table.discard`."""
-        if segment < len(self._bases) and self._bases[segment] >= 0:
-            number, row = divmod(int(self._bases[segment]), 1 << _RANGE_BITS)
-            self._bases[segment] = -1
+        if segment < len(self._shifts) and self._shifts[segment] != _UNKNOWN:
+            base = int(self._shifts[segment]) + (segment << PLACE_BITS)
+            number, row = divmod(base, 1 << _RANGE_BITS)
+            self._shifts[segment] = _UNKNOWN
             self._ranges[number].unmap(row // self._ranges[number].rows_per_slot)
 
     def take(
         self,
         segments: NDArray[np.int64],
-        rows: NDArray[np.int64],
+        places: NDArray[np.int64],
         outputs: Mapping[int, NDArray[Any]],
     ) -> None:
         """Copy rows out of the mapped files; see `Table.take`."""
-        places = self._bases[segments]
-        places += rows
+        # "clip" makes the last of those that are not there, which is not known either
+        rows = self._shifts.take(segments, mode="clip")
+        rows += places
+        if rows.min(initial=0) < 0:
+            raise KeyError("a segment is not known")
         if len(self._ranges) == 1:
-            self._take_from(0, places, outputs)
+            self._take_from(0, rows, outputs)
             return
-        numbers = places >> _RANGE_BITS
+        numbers = rows >> _RANGE_BITS
         for number in np.unique(numbers).tolist():
             mine = np.flatnonzero(numbers == number)
             parts = {further: np.empty(len(mine), self._item) for further in outputs}
-            self._take_from(number, places[mine] & ((1 << _RANGE_BITS) - 1), parts)
+            self._take_from(number, rows[mine] & ((1 << _RANGE_BITS) - 1), parts)
             for further, out in outputs.items():
                 out[mine] = parts[further]
 
     def _take_from(
-        self, number: int, places: NDArray[np.int64], outputs: Mapping[int, NDArray[Any]]
+        self, number: int, rows: NDArray[np.int64], outputs: Mapping[int, NDArray[Any]]
     ) -> None:
         source = self._rows[number]
         if self.announcer.is_on:
-            starts = self._ranges[number].address + (places + min(outputs)) * self.row_bytes
+            starts = self._ranges[number].address + (rows + min(outputs)) * self.row_bytes
             self.announcer.announce(starts, len(outputs) * self.row_bytes)
         before = num_faults()
         for further, out in outputs.items():
-            # "clip" skips a buffered copy; a place that is not there would have been told before
-            source.take(places + further if further else places, 0, out, "clip")
-        self.announcer.learn(num_faults() - before, len(places))
+            # "clip" skips a buffered copy: these rows are there
+            source.take(rows + further if further else rows, 0, out, "clip")
+        self.announcer.learn(num_faults() - before, len(rows))
 
     def close(self) -> None:
         """Unmap everything; see `Table.close`."""
-        self._bases = np.full(16, -1, np.int64)
+        self._shifts = np.full(16, _UNKNOWN, np.int64)
         self._rows.clear()
         for one in self._ranges:
             one.close()
@@ -192,12 +202,15 @@ class ReadTable(Table):
     def take(
         self,
         segments: NDArray[np.int64],
-        rows: NDArray[np.int64],
+        places: NDArray[np.int64],
         outputs: Mapping[int, NDArray[Any]],
     ) -> None:
         """Read rows from the files; see `Table.take`."""
+        if not self._paths.keys() >= set(segments.tolist()):
+            raise KeyError("a segment is not known")
+        rows = places & ((1 << PLACE_BITS) - 1)
         with self._lock:  # descriptors are closed while others are needed
-            for at in np.lexsort((rows, segments)).tolist():
+            for at in np.argsort(places).tolist():
                 descriptor = self._descriptor(int(segments[at]))
                 for further, out in outputs.items():
                     start = (int(rows[at]) + further) * self.row_bytes
