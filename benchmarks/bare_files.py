@@ -61,7 +61,7 @@ class BareFiles:
         self._threads = ThreadPoolExecutor(_THREADS)
 
     def ready(self, num: int) -> None:
-        """Make outputs for a batch and forget what was mapped, so that nothing is known."""
+        """Make outputs for a batch, and map the files anew."""
         for file in self._files:
             file.ready(num)
 
@@ -79,6 +79,8 @@ class BareFiles:
     def close(self) -> None:
         """End the threads and let go of the files, which stay where they are."""
         self._threads.shutdown()
+        for file in self._files:
+            file.close()
         self._files = []
 
 
@@ -94,9 +96,11 @@ class _BareFile:
             while left:
                 left -= file.write(block[:left])
             os.fsync(file.fileno())
+        self._cached = os.open(path, os.O_RDONLY)
         self._direct = os.open(path, os.O_RDONLY | os.O_DIRECT)
 
-    def __del__(self) -> None:
+    def close(self) -> None:
+        os.close(self._cached)
         os.close(self._direct)
 
     def ready(self, num: int) -> None:
@@ -121,7 +125,7 @@ class _BareFile:
         self._mapped.madvise(mmap.MADV_RANDOM)
         for place, row in enumerate(picked.tolist()):
             first = max(0, row * size // _PAGE_BYTES * _PAGE_BYTES - _NARROW_BYTES // 2)
-            os.posix_fadvise(self._direct, first, _NARROW_BYTES, os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(self._cached, first, _NARROW_BYTES, os.POSIX_FADV_WILLNEED)
             for further, out in enumerate(self._out):
                 out[place] = table[row + further]
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmarks: which jobs, on which data, in which order.
 
-Each gets a `Session` and returns the cases of one table. Peers take turns inside a round, and
-there are many rounds, so that all of them meet the same machine.
+Each gets a `Session` and returns the lines of one table. Here are those that are not about the
+memmap format alone, and the list of all.
 """
 
 from __future__ import annotations
@@ -10,119 +10,63 @@ from __future__ import annotations
 import itertools
 import shutil
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from protocol import Peer, PeerError
-from report import Case, Measured
+from memmap_sampling import cold, cold_test, memmap
+from memmap_storing import checkpoint, disk_bytes, memory, size, sustained
+from protocol import Peer
+from report import Case, Finding, Target
+from session import Session, fill_stores
 from workloads import WORKLOADS
 
-__all__ = ["BENCHMARKS", "Benchmark", "Session"]
+__all__ = ["BENCHMARKS", "Benchmark"]
 
-TURN_S = 0.3
-"""How long one peer goes on in one round, unless a single call takes longer."""
-MAX_CALLS = 200
-"""And how many calls it makes at most."""
 JOURNAL_BLOCK = 100
 """How many adds are timed, after all those before."""
 FOLDED_TRAJECTORIES = 5_000
 """How many records each fold writes."""
 
 
-@dataclass(frozen=True)
-class Session:
-    """What one run of the runner has: the peers, and how long to measure."""
-
-    peers: tuple[Peer, ...]
-    """Their processes, relive's first."""
-    versions: Mapping[str, str]
-    """What each calls itself, by the peer's name."""
-    scratch: Path
-    """Where stores are made and removed."""
-    rounds: int
-    """How often each peer gets its turn in each case."""
-    workloads: tuple[str, ...]
-    """Which of the large workloads to run."""
-    note: Callable[[str], None]
-    """Says what is going on."""
-
-    def measured(
-        self,
-        peer: Peer,
-        rounds: Sequence[Sequence[float]],
-        written_bytes: float | None = None,
-    ) -> Measured:
-        """Put a peer's times together."""
-        return Measured(
-            peer.name,
-            self.versions[peer.name],
-            tuple(tuple(calls) for calls in rounds),
-            written_bytes,
-        )
-
-
-def pt(session: Session) -> list[Case]:
+def pt(session: Session) -> list[Finding]:
     """Sampling from pt files that the page cache holds, without the library's own cache."""
     return _sampling(session, "pt", auto_save=True, enable_cache=False, nums=(256, 1024))
 
 
-def cached(session: Session) -> list[Case]:
+def cached(session: Session) -> list[Finding]:
     """Sampling from memory only: every trajectory is in the library's own cache."""
     return _sampling(session, "cached", auto_save=False, enable_cache=True, nums=(256, 1024, 4096))
 
 
 def _sampling(
     session: Session, benchmark: str, auto_save: bool, enable_cache: bool, nums: Sequence[int]
-) -> list[Case]:
-    cases = []
+) -> list[Finding]:
+    cases: list[Finding] = []
     for name in session.workloads:
-        count = WORKLOADS[name].trajectories
-        for peer in session.peers:
-            session.note(f"{benchmark}: {peer.name} stores {count} {name} trajectories")
-            folder = _folder(session, peer)
-            options = {"auto_save": auto_save, "enable_cache": enable_cache, "window": count}
-            peer.call("open", {"workload": name, "folder": str(folder), **options})
-            if peer.name != "floor":
-                for _ in range(count):
-                    peer.call("prepare", {"count": 1})
-                    peer.call("add")
-                peer.call("settle")
-            _read_all(folder)
+        options = {"auto_save": auto_save, "enable_cache": enable_cache}
+        fill_stores(session, benchmark, name, lambda _, options=options: options)
         for num in nums if max(nums) <= WORKLOADS[name].num_rows else (16,):
             session.note(f"{benchmark}: sampling {num} {name} rows")
-            measured = _in_turns(session, "sample", {"num": num})
+            measured = session.in_turns("sample", {"num": num})
             cases.append(Case(benchmark, f"{name} rows, n={num}", num, measured))
-        _close_all(session)
+        session.close_all()
     return cases
 
 
-def _in_turns(session: Session, method: str, arguments: Mapping[str, Any]) -> tuple[Measured, ...]:
-    for peer in session.peers:
-        peer.call(method, arguments)  # the first call makes what later ones use again
-    rounds: dict[str, list[Sequence[float]]] = {peer.name: [] for peer in session.peers}
-    for _ in range(session.rounds):
-        for peer in session.peers:
-            timing = peer.call(method, arguments, budget_s=TURN_S, max_calls=MAX_CALLS)
-            if timing.value != arguments["num"]:
-                raise PeerError(f"{peer.name} gave {timing.value} rows for {arguments}")
-            rounds[peer.name].append(timing.seconds)
-    return tuple(session.measured(peer, rounds[peer.name]) for peer in session.peers)
-
-
-def add(session: Session) -> list[Case]:
+def add(session: Session) -> list[Finding]:
     """Adding one trajectory: the call alone, and with its share of the writing that follows."""
-    cases = []
-    for auto_save, name in itertools.product((True, False), session.workloads):
-        where = "pt files" if auto_save else "memory only"
+    found: list[Finding] = []
+    for where, name in itertools.product(("pt files", "memmap", "memory only"), session.workloads):
         session.note(f"add: {name} trajectories to {where}")
         workload = WORKLOADS[name]
         count = max(3, min(20, (128 << 20) // workload.trajectory_bytes))
-        options = {"auto_save": auto_save, "enable_cache": True, "window": 20}  # as by default
+        options = {"auto_save": where != "memory only", "enable_cache": True}
         for peer in session.peers:
-            folder = _folder(session, peer)
-            peer.call("open", {"workload": name, "folder": str(folder), **options})
+            place = {"workload": name, "folder": str(session.folder(peer)), "window": 20}
+            if where == "memmap" and peer.name != "rlinf":  # which writes pt files here too
+                place["trajectory_format"] = "memmap"
+            peer.call("open", {**place, **options})  # as by default
         calls: dict[str, list[Sequence[float]]] = {peer.name: [] for peer in session.peers}
         whole: dict[str, list[Sequence[float]]] = {peer.name: [] for peer in session.peers}
         for warm_up in [True] + [False] * session.rounds:
@@ -134,17 +78,20 @@ def add(session: Session) -> list[Case]:
                     calls[peer.name].append(adds)
                     whole[peer.name].append([(sum(adds) + settling) / count])
         rows = workload.steps * workload.envs
-        for what, times in (("the call", calls), ("until stored", whole)):
-            if auto_save or times is calls:
+        is_bound = where == "memmap"
+        slower = (Target(longer="rlinf", shorter="relive", at_least=1.0),) if is_bound else ()
+        for what, times, targets in (("the call", calls, slower), ("until stored", whole, ())):
+            if where != "memory only" or times is calls:
                 measured = tuple(session.measured(p, times[p.name]) for p in session.peers)
-                cases.append(Case("add", f"{name} trajectory, {where}, {what}", rows, measured))
-        _close_all(session)
-    return cases
+                case = f"{name} trajectory, {where}, {what}"
+                found.append(Case("add", case, rows, measured, targets))
+        session.close_all()
+    return found
 
 
-def journal(session: Session) -> list[Case]:
+def journal(session: Session) -> list[Finding]:
     """What an add costs, its writing included, when many trajectories are there already."""
-    cases = []
+    cases: list[Case] = []
     # RLinf rewrites its index at every add: 20,000 of them would take most of an hour.
     counts = {"relive": (1_000, 20_000), "rlinf": (1_000, 2_000)}
     rows = WORKLOADS["tiny"].steps * WORKLOADS["tiny"].envs
@@ -153,7 +100,7 @@ def journal(session: Session) -> list[Case]:
         if peer.name == "relive":
             # A queue that is always full: so the calls take what the writing takes.
             options["max_pending_bytes"] = 64 << 10
-        folder = _folder(session, peer)
+        folder = session.folder(peer)
         if peer.name not in counts:
             continue
         peer.call("open", {"workload": "tiny", "folder": str(folder), **options})
@@ -176,11 +123,11 @@ def journal(session: Session) -> list[Case]:
     return _merged(cases)
 
 
-def fold(session: Session) -> list[Case]:
+def fold(session: Session) -> list[Finding]:
     """Sampling beside a journal that is folded again and again, and beside one at rest."""
     num = 256
     (peer,) = session.peers
-    folder = _folder(session, peer)
+    folder = session.folder(peer)
     options: dict[str, Any] = {"auto_save": True, "enable_cache": True, "window": 5}
     peer.call("open", {"workload": "tiny", "folder": str(folder), **options})
     for _ in range(FOLDED_TRAJECTORIES // JOURNAL_BLOCK):
@@ -191,12 +138,12 @@ def fold(session: Session) -> list[Case]:
         for name, seconds in calls.items():
             if name != "at rest":
                 peer.call("begin_folds")
-            timing = peer.call("sample", {"num": num}, budget_s=TURN_S, max_calls=MAX_CALLS)
+            timing = session.turn(peer, "sample", {"num": num})
             seconds.append(timing.seconds)
             if name != "at rest":
                 folds = peer.call("end_folds").value
                 session.note(f"fold: {folds} folds of {FOLDED_TRAJECTORIES:,} records in a round")
-    _close_all(session)
+    session.close_all()
     for name, rounds in calls.items():
         each = sorted(call * 1e3 for seconds in rounds for call in seconds)
         session.note(
@@ -228,7 +175,7 @@ def _add_block(peer: Peer) -> tuple[Sequence[float], float | None]:
     return seconds, None if written is None else written / JOURNAL_BLOCK
 
 
-def _merged(cases: Sequence[Case]) -> list[Case]:
+def _merged(cases: Sequence[Case]) -> list[Finding]:
     """Join cases of one name, each of which has one peer."""
     names = list(dict.fromkeys(case.name for case in cases))
     return [
@@ -242,34 +189,11 @@ def _merged(cases: Sequence[Case]) -> list[Case]:
     ]
 
 
-def _folder(session: Session, peer: Peer) -> Path:
-    folder = session.scratch / peer.name
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    return folder
-
-
-def _read_all(folder: Path) -> None:
-    """Read every file once, so that the page cache holds it."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb", buffering=0) as file:
-                while file.read(8 << 20):
-                    pass
-
-
-def _close_all(session: Session) -> None:
-    for peer in session.peers:
-        peer.call("close")
-        shutil.rmtree(session.scratch / peer.name)
-
-
 @dataclass(frozen=True)
 class Benchmark:
     """A benchmark as the runner lists it."""
 
-    run: Callable[[Session], list[Case]]
+    run: Callable[[Session], list[Finding]]
     """What it does."""
     peers: tuple[str, ...]
     """Who takes part, relive first."""
@@ -283,7 +207,15 @@ class Benchmark:
 BENCHMARKS = {
     "pt": Benchmark(pt, ("relive", "rlinf", "floor")),
     "cached": Benchmark(cached, ("relive", "rlinf", "floor")),
+    "memmap": Benchmark(memmap, ("relive", "cpprb", "torchrl", "rlinf", "floor")),
+    "cold": Benchmark(cold, ("relive", "floor")),
+    "cold-test": Benchmark(cold_test, ("relive",)),
+    "size": Benchmark(size, ("relive", "floor")),
+    "disk-bytes": Benchmark(disk_bytes, ("relive", "torchrl", "rlinf")),
     "add": Benchmark(add, ("relive", "rlinf", "floor")),
+    "sustained": Benchmark(sustained, ("relive", "floor")),
+    "checkpoint": Benchmark(checkpoint, ("relive",)),
+    "memory": Benchmark(memory, ("relive",)),
     "journal": Benchmark(journal, ("relive", "rlinf")),
     "fold": Benchmark(fold, ("relive",)),
 }

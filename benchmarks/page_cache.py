@@ -12,7 +12,7 @@ import mmap
 import os
 from pathlib import Path
 
-__all__ = ["drop", "files_in", "read_ahead_kb", "resident_share", "sync"]
+__all__ = ["drop", "files_in", "punch", "read_ahead_kb", "resident_share", "sync"]
 
 _PAGE_BYTES = mmap.PAGESIZE
 
@@ -48,6 +48,25 @@ def drop(folder: Path) -> None:
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def punch(path: Path) -> None:
+    """Make a hole of a whole file, which keeps its size and reads as zeros.
+
+    Raises:
+        OSError: The file system has no holes.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    keep_size, punch_hole = 1, 2
+    with path.open("r+b") as file:
+        failed = libc.fallocate(
+            file.fileno(),
+            keep_size | punch_hole,
+            ctypes.c_longlong(0),
+            ctypes.c_longlong(path.stat().st_size),
+        )
+    if failed:
+        raise OSError(ctypes.get_errno(), f"cannot make a hole of {path}")
 
 
 def resident_share(folder: Path) -> float:

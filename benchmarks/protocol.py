@@ -48,6 +48,8 @@ class Peer:
 
     def __init__(self, name: str, python: str | Path) -> None:
         self.name = name
+        self.python = python
+        """The interpreter it runs in."""
         here = Path(__file__).parent
         paths = [here]  # this module and the workloads
         if name == "relive":

@@ -13,9 +13,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cases import BENCHMARKS, Session
+from cases import BENCHMARKS
 from protocol import Peer
-from report import show, write_lines
+from report import Finding, show, show_targets, write_lines
+from session import Session
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCH = ROOT / ".bench"
@@ -31,9 +32,16 @@ def main(
     ] = None,
     without: Annotated[list[str] | None, typer.Option(help="Peers to leave out.")] = None,
     scratch: Annotated[
-        Path | None, typer.Option(help="Where stores are made; 5 GB free. Default: .bench.")
+        Path | None, typer.Option(help="Where stores are made; 25 GB free. Default: .bench.")
     ] = None,
     results: Annotated[Path | None, typer.Option(help="JSON lines are appended to it.")] = None,
+    trajectories: Annotated[
+        int, typer.Option(min=1_000, help="How many the largest index of `size` has.")
+    ] = 1_000_000,
+    gigabytes: Annotated[
+        float | None,
+        typer.Option(help="Size of each store of cold, sustained, checkpoint and memory."),
+    ] = None,
 ) -> None:
     """Measure, print a table for each benchmark, append JSON lines to .bench/results."""
     console = Console(width=None if sys.stdout.isatty() else 160)
@@ -44,6 +52,7 @@ def main(
     place = (scratch or BENCH / "scratch") / f"run-{time.time_ns()}"
     place.mkdir(parents=True)
     left_out = set(without or ())
+    found: list[Finding] = []
     try:
         for name in names:
             benchmark = BENCHMARKS[name]
@@ -58,15 +67,19 @@ def main(
                     rounds=rounds,
                     workloads=tuple(workload or ("state", "image")),
                     note=lambda text: console.print(f"[dim]{text}[/]"),
+                    trajectories=trajectories,
+                    gigabytes=gigabytes,
                 )
-                cases = benchmark.run(session)
+                here = benchmark.run(session)
             finally:
                 for peer in peers:
                     peer.close()
-            show(console, f"{name}: {benchmark.title}", cases)
-            write_lines(lines, cases)
+            show(console, f"{name}: {benchmark.title}", here)
+            write_lines(lines, here)
+            found += here
     finally:
         shutil.rmtree(place)
+    show_targets(console, found)
     console.print(f"[dim]results: {lines}[/]")
 
 

@@ -77,10 +77,30 @@ class Workload:
         """Return what one trajectory takes."""
         return self.steps * self.envs * self.row_bytes
 
+    @property
+    def observation_bytes(self) -> int:
+        """Return what the present and the next observations of one trajectory take."""
+        rows = self.steps * self.envs
+        named = [c for c in self.columns if c.name.startswith(("curr_obs/", "next_obs/"))]
+        return rows * sum(column.row_bytes for column in named)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Return what one trajectory takes when no image is stored twice."""
+        images = sum(c.row_bytes for c in self.columns if c.shape == IMAGE_SHAPE)
+        twice = images // 2 * (self.steps - 1) * self.envs
+        return self.trajectory_bytes - twice
+
     def arrays(self, trajectory: int) -> dict[str, NDArray[Any]]:
         """Make the columns `[T, B, ...]` of one trajectory, always the same for its number."""
         rng = np.random.default_rng(trajectory)
-        return {column.name: self._random(rng, column) for column in self.columns}
+        arrays = {column.name: self._random(rng, column) for column in self.columns}
+        for name, current in arrays.items():
+            further = arrays.get(name.replace("curr_obs/", "next_obs/"), current)
+            if further is not current:
+                # as a simulator has it: what comes next is what the next step begins with
+                further[:-1] = current[1:]
+        return arrays
 
     def _random(self, rng: np.random.Generator, column: Column) -> NDArray[Any]:
         shape = (self.steps, self.envs, *column.shape)
@@ -106,7 +126,10 @@ WORKLOADS = {
     for workload in (
         Workload("state", trajectories=100, steps=40, envs=64, columns=_columns(images=False)),
         Workload("image", trajectories=60, steps=40, envs=8, columns=_columns(images=True)),
+        Workload("image20", trajectories=60, steps=20, envs=8, columns=_columns(images=True)),
+        Workload("short", trajectories=1000, steps=10, envs=1, columns=_columns(images=False)),
         Workload("tiny", trajectories=3, steps=4, envs=2, columns=_columns(images=False)),
     )
 }
-"""By name: `state` has rows of 567 bytes, `image` of 98,871; `tiny` is for adds by the thousand."""
+"""By name: `state` has rows of 567 bytes, `image` of 98,871. `image20` is the shortest that what is
+said of disk space holds for, `short` and `tiny` are for adds by the thousand."""

@@ -332,12 +332,16 @@ class TestOrderOfParts:
                     length, _ = script_of(script, int(step.at[1]))
                     assert (step.terminated or step.truncated) == (step.next_at[2] == length)
         stats = rollout.get_stats()
-        assert stats["num_episodes"] == sum(
-            step.terminated or step.truncated
+        ends = [
+            (step.terminated, step.truncated)
             for parts in epochs
             for env in range(3)
             for step in in_parts(parts, env)
-        )
+            if step.terminated or step.truncated
+        ]
+        assert stats["num_episodes"] == len(ends)
+        assert stats["num_terminated_episodes"] == sum(terminated for terminated, _ in ends)
+        assert stats["num_truncated_episodes"] == sum(truncated for _, truncated in ends) > 0
         assert (stats["num_dropped_steps"] > 0) == (mode is AutoresetMode.NEXT_STEP)
 
     def test_an_interrupted_chunk_step_is_truncated_at_its_last_action(self) -> None:
@@ -407,12 +411,18 @@ class TestNextStepQueue:
 
 class TestEpisodes:
     @pytest.mark.parametrize("mode", MODES)
-    def test_twenty_episodes_recorded_as_one_stream_are_twenty(self, mode: AutoresetMode) -> None:
-        envs = sync_envs([((5, "terminated"),)], mode)
+    @pytest.mark.parametrize(
+        ("end", "other"), [("terminated", "truncated"), ("truncated", "terminated")]
+    )
+    def test_twenty_episodes_recorded_as_one_stream_are_twenty(
+        self, mode: AutoresetMode, end: str, other: str
+    ) -> None:
+        envs = sync_envs([((5, end),)], mode)
         rollout = relive.gym.rollout(envs, policy, steps_per_epoch=100, num_trajectories=1)
         list(rollout)
         stats = rollout.get_stats()
-        assert stats["num_episodes"] == stats["num_terminated_episodes"] == 20
+        assert stats["num_episodes"] == stats[f"num_{end}_episodes"] == 20
+        assert stats[f"num_{other}_episodes"] == 0
         assert stats["min_episode_length"] == stats["max_episode_length"] == 5
         assert stats["mean_episode_length"] == 5
         episodes = rollout.pop_episodes()

@@ -122,18 +122,21 @@ def write_trajectories(
     """
     records = []
     copiers: dict[str, Copier] = {}
-    for trajectory_id in window.trajectory_ids.tolist():
-        record, resident = store.find(trajectory_id)
-        if resident is not None:
-            summed = replace(record, checksums=checksums(resident.snapshot, record.layout))
-            record = formats.own.write(folder, summed, resident.snapshot, sync=True)
-        else:
-            assert store.disk is not None, "without a disk every trajectory is in memory"
-            if record.format not in copiers:
-                form = formats.of(record)
-                copiers[record.format] = form.copier(store.disk.folder, folder, sync=True)
-            record = copiers[record.format](record)
-        records.append(record)
+    try:
+        for trajectory_id in window.trajectory_ids.tolist():
+            record, resident = store.find(trajectory_id)
+            if resident is not None:
+                summed = replace(record, checksums=checksums(resident.snapshot, record.layout))
+                record = formats.own.write(folder, summed, resident.snapshot, sync=True)
+            else:
+                assert store.disk is not None, "without a disk every trajectory is in memory"
+                if record.format not in copiers:
+                    form = formats.of(record)
+                    copiers[record.format] = form.copier(store.disk.folder, folder, sync=True)
+                record = copiers[record.format](record)
+            records.append(record)
+    finally:
+        formats.release(folder)  # whose files are never written to again
     return records
 
 

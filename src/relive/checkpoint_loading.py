@@ -227,6 +227,7 @@ def _restore_to_disk(
 
     try:
         files.create_folder(incoming)
+        disk.formats.own.prepare_incoming(incoming, disk.folder)
         for place, entry in enumerate(entries):
             loading.bring(entry, incoming, to_memory=place >= first_in_memory)
         files.sync_folder(incoming)
@@ -235,6 +236,7 @@ def _restore_to_disk(
                 loading.records, loading.kept, numbering, loading.schema, incoming, switch
             )
     finally:
+        disk.formats.release(incoming)
         if not is_noted:
             files.remove_folder(incoming)
 

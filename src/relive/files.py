@@ -34,12 +34,14 @@ __all__ = [
     "create_folder",
     "exchange",
     "exists",
+    "has_one_name",
     "keep_previous",
     "link_or_copy",
     "list_names",
     "open_to_read",
     "read_at",
     "read_bytes",
+    "read_part",
     "remove",
     "remove_any",
     "remove_folder",
@@ -88,6 +90,11 @@ def size_bytes(path: Path) -> int:
     return path.stat().st_size
 
 
+def has_one_name(path: Path) -> bool:
+    """Tell whether no other name, in a checkpoint perhaps, leads to the same file."""
+    return path.stat().st_nlink == 1
+
+
 def read_bytes(path: Path) -> bytes:
     """Return a whole file."""
     return path.read_bytes()
@@ -127,6 +134,22 @@ def read_at(descriptor: int, start: int, target: memoryview) -> None:
         if not num:
             raise EOFError(f"it ends at byte {start + done}, but was written on")
         done += num
+
+
+def read_part(path: Path, start: int, size: int) -> bytearray:
+    """Return a part of a file, read in one go, which the kernel reads ahead for.
+
+    Raises:
+        OSError: The file is not there, or the disk refused.
+        EOFError: The file is shorter.
+    """
+    block = bytearray(size)
+    descriptor = open_to_read(path)
+    try:
+        read_at(descriptor, start, memoryview(block))
+    finally:
+        os.close(descriptor)
+    return block
 
 
 def link_or_copy(

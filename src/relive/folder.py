@@ -262,7 +262,8 @@ def finish_moves(
     for record in records:
         form = formats.of(record)
         if files.exists(form.path(source, record)):
-            if files.exists(form.path(folder, record)):
+            # names that no trajectory has are free there: what has one was moved before
+            if form.ids_are_in_files and files.exists(form.path(folder, record)):
                 set_aside(folder, formats, [record])
             form.move_to(source, record, folder)
     files.remove_folder(source)

@@ -7,7 +7,8 @@ that we do not know are kept and written again. docs/format.md lists them all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping
 from sys import intern
 from typing import Any
 from uuid import UUID
@@ -23,9 +24,9 @@ from relive.record import (
     shared_location,
 )
 
-__all__ = ["LayoutTable", "record_from_json", "record_to_json"]
+__all__ = ["LayoutTable", "record_from_json", "record_text", "record_to_json"]
 
-Layouts = Sequence[Layout] | Mapping[int, Layout]
+Layouts = Mapping[int, Layout]
 """Layouts by number."""
 
 _OURS = frozenset(
@@ -53,27 +54,28 @@ _OURS = frozenset(
 
 
 class LayoutTable:
-    """Numbers the layouts of one file, each distinct one once."""
+    """Numbers layouts, each distinct one once; a number keeps its layout."""
 
     def __init__(self) -> None:
         self.layouts: dict[int, Layout] = {}
         """By number."""
         self.next_number = 0
         """That of the next layout."""
-        self._numbers: dict[int, int] = {}  # by identity: formats share equal layouts
-
-    def __contains__(self, layout: Layout) -> bool:
-        """Tell whether the layout has a number."""
-        return id(layout) in self._numbers
+        self._numbers: dict[Layout, int] = {}
+        self._by_identity: dict[int, int] = {}  # formats share equal layouts: no hash of them all
 
     def number_of(self, layout: Layout) -> int:
         """Return the layout's number, giving it the next one if it has none."""
-        if layout not in self:
-            self.put(self.next_number, layout)
-        return self._numbers[id(layout)]
+        number = self._by_identity.get(id(layout))
+        if number is None:
+            number = self._numbers.get(layout)
+        if number is None:
+            number = self.next_number
+            self.put(number, layout)
+        return number
 
     def put(self, number: int, layout: Layout) -> None:
-        """Give a layout a number.
+        """Give a layout a number; the last of several is the one that `number_of` returns.
 
         Raises:
             CorruptFileError: Another one has it.
@@ -82,7 +84,19 @@ class LayoutTable:
             raise CorruptFileError(f"two layouts have the number {number}")
         self.next_number = max(self.next_number, natural(number) + 1)
         self.layouts[number] = layout
-        self._numbers[id(layout)] = number
+        self._numbers[layout] = self._by_identity[id(layout)] = number
+
+    def offer(self, number: int, layout: Layout) -> None:
+        """Give a layout a number if both are free."""
+        if number not in self.layouts and layout not in self._numbers:
+            self.put(number, layout)
+
+    def keep(self, numbers: Collection[int]) -> None:
+        """Forget all other layouts; their numbers are not given again."""
+        kept = {number: self.layouts[number] for number in sorted(numbers)}
+        self.layouts = kept
+        self._numbers = {layout: number for number, layout in kept.items()}
+        self._by_identity = {id(layout): number for number, layout in kept.items()}
 
 
 def record_to_json(record: Record, layout_number: int) -> dict[str, Any]:
@@ -119,6 +133,12 @@ def record_to_json(record: Record, layout_number: int) -> dict[str, Any]:
     if record.labels:
         entry["labels"] = dict(record.labels)
     return {**record.others, **entry}
+
+
+def record_text(record: Record, layout_number: int) -> bytes:
+    """Return what `record_to_json` gives as JSON text, without spaces and in ASCII."""
+    entry = record_to_json(record, layout_number)
+    return json.dumps(entry, separators=(",", ":")).encode("ascii")
 
 
 def record_from_json(entry: Any, layouts: Layouts) -> Record:

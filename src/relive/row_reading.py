@@ -16,7 +16,7 @@ from relive.index import Window
 from relive.output_pool import OutputPool, Outputs
 from relive.record import Record
 from relive.spec import Schema
-from relive.texts import merge_texts
+from relive.texts import TextGroup, all_the_same, merge_texts, texts_in
 
 __all__ = ["FindRows", "read_rows"]
 
@@ -56,23 +56,32 @@ def read_rows(
     outputs = pool.take(len(row_ids), plan.wants)
     position, rows = window.locate(row_ids)
     others = np.flatnonzero(window.places[position] < 0)
+    lacking: Lacking = {}
+    places = None
     if len(others) < len(row_ids):
         assert disk is not None, "without a disk no trajectory has a place"
-        lacking = disk.formats.named("memmap").gather_placed(
-            disk.folder, _placed(window, position, rows, others), outputs
-        )
-        _fill_defaults(outputs, lacking, plan.schema)
+        places = _places(window, position, rows, others)
+        form = disk.formats.named("memmap")
+        lacking = form.gather_placed(disk.folder, places, outputs)
+        for name, lacks in lacking.items():
+            outputs.columns[name][lacks] = _default(plan.schema, name)
     wanted = _fill(outputs, others, window, position, rows, find, disk, plan.schema)
-    if plan.texts and len(others) < len(row_ids):
-        placed = np.setdiff1d(np.arange(len(row_ids)), others)
-        wanted += [one for one, _ in _by_trajectory(placed, window, position, rows, find)]
-    columns = outputs.columns
-    defaults = plan.schema.defaults
-    tables = {n: merge_texts(n, columns[n], wanted, defaults.get(n)) for n in plan.texts}
-    return columns, tables
+    tables = {}
+    for name in plan.texts:
+        default = plan.schema.defaults.get(name)
+        groups: list[TextGroup] = [
+            (one.positions, texts_in(one.record, name, default)) for one in wanted
+        ]
+        if places is not None and disk is not None:
+            without = lacking.get(name, np.empty(0, np.int64))
+            groups.append((without, all_the_same(str(default))))
+            placed = np.setdiff1d(np.arange(len(row_ids)), np.concatenate([others, without]))
+            groups += form.text_groups(disk.folder, places, placed)
+        tables[name] = merge_texts(outputs.columns[name], groups)
+    return outputs.columns, tables
 
 
-def _placed(
+def _places(
     window: Window,
     position: NDArray[np.int64],
     rows: NDArray[np.int64],
@@ -91,11 +100,6 @@ def _placed(
     num_steps = window.counts[position] // num_envs
     places += (rows - step * num_envs) * num_steps + step
     return places
-
-
-def _fill_defaults(outputs: Outputs, lacking: Lacking, schema: Schema) -> None:
-    for name, positions in lacking.items():
-        outputs.columns[name][positions] = _default(schema, name)
 
 
 def _default(schema: Schema, name: str) -> NDArray[Any]:

@@ -3,48 +3,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relive.errors import CorruptFileError
-from relive.gather import Wanted
+from relive.record import Record
 
-__all__ = ["merge_texts", "strings_of"]
+__all__ = ["TextGroup", "TextsOf", "all_the_same", "merge_texts", "strings_of", "texts_in"]
+
+TextsOf = Callable[[Sequence[int]], list[str]]
+"""Gives texts by their codes, which rise, each once; raises `CorruptFileError` for others."""
+
+TextGroup = tuple[NDArray[np.int64], TextsOf]
+"""Positions of rows in a batch, and what gives their texts."""
 
 
-def merge_texts(
-    name: str, codes: NDArray[np.int32], wanted: Sequence[Wanted], default: Any
-) -> list[str]:
-    """Change codes of each trajectory's own table into codes of one common table, in place.
+def merge_texts(codes: NDArray[np.int32], groups: Iterable[TextGroup]) -> list[str]:
+    """Change codes of many tables into codes of one common table, in place.
 
     Args:
-        name: The column.
         codes: Codes as gathered, `[N]`.
-        wanted: Which rows came from which trajectory.
-        default: The string for trajectories without the column.
+        groups: Which rows have codes of which table.
 
     Returns:
         The common table.
 
     Raises:
-        CorruptFileError: A code is beside its trajectory's table.
+        CorruptFileError: A code is beside its table.
     """
     number_of: dict[str, int] = {}
-    for one in wanted:
-        table, _ = one.record.texts.get(name, ((str(default),), False))
-        used, places = np.unique(codes[one.positions], return_inverse=True)
-        if len(used) and not 0 <= used[0] <= used[-1] < len(table):
-            raise CorruptFileError(
-                f"text column {name!r} of trajectory {one.record.trajectory_id} has codes from "
-                f"{used[0]} to {used[-1]}, but its table has {len(table)} texts; restore its file "
-                "from a copy"
-            )
-        numbers = [number_of.setdefault(table[code], len(number_of)) for code in used.tolist()]
-        codes[one.positions] = np.array(numbers, np.int32)[places]
+    for positions, texts_of in groups:
+        used, places = np.unique(codes[positions], return_inverse=True)
+        texts = texts_of(used.tolist())
+        numbers = [number_of.setdefault(text, len(number_of)) for text in texts]
+        codes[positions] = np.array(numbers, np.int32)[places]
     return list(number_of)
+
+
+def all_the_same(text: str) -> TextsOf:
+    """Return what gives one text for every code."""
+    return lambda codes: [text] * len(codes)
+
+
+def texts_in(record: Record, name: str, default: Any) -> TextsOf:
+    """Return what gives the texts of a trajectory's own table.
+
+    Args:
+        record: The trajectory.
+        name: The column.
+        default: The text of trajectories without the column.
+    """
+    table, _ = record.texts.get(name, ((str(default),), False))
+
+    def texts_of(codes: Sequence[int]) -> list[str]:
+        if codes and not 0 <= codes[0] <= codes[-1] < len(table):
+            raise CorruptFileError(
+                f"text column {name!r} of trajectory {record.trajectory_id} has codes from "
+                f"{codes[0]} to {codes[-1]}, but its table has {len(table)} texts; restore its "
+                "file from a copy"
+            )
+        return [table[code] for code in codes]
+
+    return texts_of
 
 
 def strings_of(codes: NDArray[np.int32], table: Sequence[str]) -> list[str]:

@@ -3,16 +3,31 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import resource
 import threading
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+import page_cache
 import relive
 from protocol import serve
 from relive import disk as relive_disk
+from relive.folder import IfExists
+from relive.formats.memmap import tables
 from workloads import WORKLOADS
+
+KEPT_FILES = ("segment.json", "side.bin")
+"""Of a segment, what is no rows."""
+TAKE_FROM = tables.MappedTable._take_from
+"""What `test_for_cold` puts back."""
 
 
 class Adapter:
@@ -30,15 +45,20 @@ class Adapter:
         enable_cache: bool,
         window: int,
         max_pending_bytes: int = 1 << 30,
+        trajectory_format: str = "pt",
+        if_exists: IfExists = "refuse",
     ) -> None:
-        """Make an empty buffer."""
+        """Make an empty buffer, or go on with one that was stored."""
         self.workload = WORKLOADS[workload]
+        self.folder = Path(folder)
         self.added = 0
         self.buffer = relive.TrajectoryReplayBuffer(
             enable_cache=enable_cache,
             sample_window_size=window,
             auto_save=auto_save,
             auto_save_path=folder if auto_save else "",
+            trajectory_format=trajectory_format,
+            if_exists=if_exists,
             limits=relive.Limits(max_pending_bytes=max_pending_bytes),
         )
         self.ready: list[Any] = []
@@ -59,6 +79,45 @@ class Adapter:
     def sample(self, num: int) -> int:
         """Draw one batch."""
         return len(self.buffer.sample(num)["rewards"])
+
+    def fill(self, count: int) -> None:
+        """Add those that were prepared again and again, so many in all."""
+        for k in range(count):
+            self.buffer.add_trajectories([self.ready[k % len(self.ready)]])
+
+    def sync_files(self) -> None:
+        """Have all that was stored on the disk."""
+        page_cache.sync(self.folder)
+
+    def drop_pages(self, num: int) -> None:
+        """Have nothing of the files in memory."""
+        page_cache.drop(self.folder)
+
+    def punch(self) -> None:
+        """Free the disk space of all rows, which are zeros from now on; files keep their sizes."""
+        for path in page_cache.files_in(self.folder):
+            if path.parent.parent.name == "segments" and path.name not in KEPT_FILES:
+                page_cache.punch(path)
+
+    def test_for_cold(self, is_on: bool) -> None:
+        """Have rows taken as ever, or without finding out whether they were cold."""
+        tables.MappedTable._take_from = TAKE_FROM if is_on else _take_untested  # type: ignore[method-assign]  # what it costs is what is measured
+
+    def checkpoint(self, path: str) -> None:
+        """Save a checkpoint."""
+        self.buffer.save_checkpoint(path)
+
+    def limit_memory(self, size_bytes: int) -> None:
+        """Have this process refused more private memory than this, from now on."""
+        resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, size_bytes))
+
+    def memory(self) -> dict[str, int]:
+        """Return what memory this process has, in bytes, once all that is free was given back."""
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        with open("/proc/self/smaps_rollup") as file:
+            lines = [line.split() for line in file if line.endswith(" kB\n")]
+        return {name.rstrip(":"): int(size) << 10 for name, size, _ in lines}
 
     def begin_folds(self) -> None:
         """Fold the journal again and again in the writer's thread, until `end_folds`."""
@@ -99,6 +158,18 @@ class Adapter:
             else:
                 fields[head] = tensor
         return relive.Trajectory(model_weights_id="weights", **fields)
+
+
+def _take_untested(
+    table: tables.MappedTable,
+    number: int,
+    places: NDArray[np.int64],
+    outputs: Mapping[int, NDArray[Any]],
+) -> None:
+    """Stand in for `MappedTable._take_from`, of which this is the copying alone."""
+    source = table._rows[number]
+    for further, out in outputs.items():
+        source.take(places + further if further else places, 0, out, "clip")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from relive.limits import Limits
 from relive.output_pool import Outputs
 from relive.record import CHECKSUM_BYTES, Record
 from relive.snapshot import Snapshot
+from relive.texts import TextGroup
 
 __all__ = [
     "Copier",
@@ -155,6 +156,18 @@ class Format(ABC):
         """
         raise NotImplementedError(f"records of {self.name!r} have no place")
 
+    def text_groups(
+        self, folder: Path, places: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> Iterable[TextGroup]:
+        """Tell what the codes stand for that `gather_placed` gave for text columns.
+
+        Args:
+            folder: The store.
+            places: As in `gather_placed`, `[N]`.
+            positions: Which of these rows have the column.
+        """
+        raise NotImplementedError(f"records of {self.name!r} have no place")
+
     @abstractmethod
     def path(self, folder: Path, record: Record) -> Path:
         """Return what holds a trajectory: its file, or a folder that it shares."""
@@ -182,6 +195,14 @@ class Format(ABC):
             store: Where they will be moved from the target later: they get names that are free
                 there. None keeps the names.
             progress: Called with the number of bytes copied since it was called last.
+        """
+
+    def prepare_incoming(self, incoming: Path, store: Path) -> None:  # noqa: B027 - likewise
+        """Let what is written into a folder get names that are free in the store it will move to.
+
+        Args:
+            incoming: The folder.
+            store: The store, whose writer calls.
         """
 
     @abstractmethod

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from relive.formats.memmap.packing import pack, spec_of, unpack, unpack_side
 from relive.formats.memmap.segment_files import SIDE_NAME, link_segment, segment_path
 from relive.formats.memmap.segment_folder import SegmentFolder
 from relive.formats.memmap.segment_rows import ROWS_NAME
+from relive.formats.memmap.segment_texts import TEXTS_NAME, read_texts
 from relive.formats.memmap.tables import MappedTable, ReadTable, Table
 from relive.gather import Lacking, RowSource
 from relive.index import Index
@@ -39,6 +39,7 @@ from relive.options import check_choice, check_count
 from relive.output_pool import Outputs
 from relive.record import PLACE_BITS, Record
 from relive.snapshot import Snapshot
+from relive.texts import TextGroup
 
 __all__ = ["MemmapFormat", "ReadMode"]
 
@@ -152,7 +153,8 @@ class MemmapFormat(Format):
                 block = _read(path / group.file_name, start * size, num * size)
                 frames[group.name] = block.reshape(num, size)
                 records[group.name] -= start
-            return unpack(record, spec, records, frames, side.tobytes())
+            texts_of = partial(_texts_of, path)
+            return unpack(record, spec, records, frames, side.tobytes(), texts_of)
 
     def gather_placed(self, folder: Path, places: NDArray[np.int64], outputs: Outputs) -> Lacking:
         """Copy rows out of the segments; see `Format.gather_placed`."""
@@ -169,6 +171,15 @@ class MemmapFormat(Format):
                 "restore it from a copy",
                 path=str(getattr(error, "filename", None) or folder),
             ) from error
+
+    def text_groups(
+        self, folder: Path, places: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> Iterator[TextGroup]:
+        """Tell what codes stand for, segment by segment; see `Format.text_groups`."""
+        segments = places[positions] >> PLACE_BITS
+        for segment in np.unique(segments).tolist():
+            path = segment_path(folder, segment)
+            yield positions[segments == segment], partial(_texts_of, path)
 
     def path(self, folder: Path, record: Record) -> Path:
         """Return the folder of a trajectory's segment."""
@@ -218,6 +229,10 @@ class MemmapFormat(Format):
 
         return copy
 
+    def prepare_incoming(self, incoming: Path, store: Path) -> None:
+        """Let segments get numbers that are free in the store; see `Format.prepare_incoming`."""
+        self._folder(incoming).destination = self._folder(store)
+
     def move_to(self, folder: Path, record: Record, target: Path) -> None:
         """Move or share the segment; see `Format.move_to`."""
         known, segment = self._folder(folder), record.location["segment"]
@@ -259,24 +274,19 @@ class MemmapFormat(Format):
             self.release(folder)
 
 
-def _read(path: Path, start: int, size: int) -> NDArray[np.uint8]:
-    """Read a part of a file in one go, which the kernel reads ahead for."""
-    block = np.empty(size, np.uint8)
-    with _opened(path) as descriptor:
+def _texts_of(path: Path, codes: Sequence[int]) -> list[str]:
+    with naming(path / TEXTS_NAME):
         try:
-            files.read_at(descriptor, start, block.data)
+            return read_texts(path, codes)
         except EOFError as error:
-            raise CorruptFileError(f"{path.name} is cut: {error}") from error
-    return block
+            raise CorruptFileError(f"it is cut: {error}") from error
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    descriptor = files.open_to_read(path)
+def _read(path: Path, start: int, size: int) -> NDArray[np.uint8]:
     try:
-        yield descriptor
-    finally:
-        files.close(descriptor)
+        return np.frombuffer(files.read_part(path, start, size), np.uint8)
+    except EOFError as error:
+        raise CorruptFileError(f"{path.name} is cut: {error}") from error
 
 
 def _must_be_copied(known: SegmentFolder, segment: int) -> bool:

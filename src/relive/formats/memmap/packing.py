@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from relive.dtypes import items_dtype, storage_dtype
+from relive.dtypes import TEXT, items_dtype, storage_dtype
 from relive.errors import CorruptFileError
 from relive.fields import FLAG_FIELDS
 from relive.formats.memmap.segment_spec import FrameGroup, SegmentSpec
@@ -24,6 +24,7 @@ from relive.record import Record
 from relive.record_json import record_to_json
 from relive.runs import drop_extra_rows, extra_rows, join_extra_rows
 from relive.snapshot import Column, SideValue, Snapshot
+from relive.texts import TextsOf
 
 __all__ = ["Packed", "pack", "spec_of", "unpack", "unpack_side"]
 
@@ -40,6 +41,8 @@ class Packed:
     """Of each frame group, `[F, frame bytes]`."""
     side: bytes
     """What is neither: extra rows of flags and values, side values, gaps, facts."""
+    tables: Mapping[str, Sequence[str]]
+    """Of each text column the texts that its codes in the records stand for."""
 
 
 def spec_of(snapshot: Snapshot) -> SegmentSpec:
@@ -77,7 +80,8 @@ def pack(record: Record, snapshot: Snapshot, spec: SegmentSpec) -> Packed:
         positions, stored = _frames(group, rows)
         by_env[group.name] = positions
         frames.append(stored)
-    return Packed(records, tuple(frames), _pack_side(record, snapshot, extras))
+    tables = {name: snapshot.columns[name].table for name in spec.text_names}
+    return Packed(records, tuple(frames), _pack_side(record, snapshot, extras), tables)
 
 
 def _items(rows: NDArray[Any]) -> NDArray[Any]:
@@ -181,6 +185,7 @@ def unpack(
     records: NDArray[np.void],
     frames: Mapping[str, NDArray[np.uint8]],
     side: bytes,
+    texts_of: TextsOf,
 ) -> Snapshot:
     """Put a trajectory together again.
 
@@ -190,6 +195,7 @@ def unpack(
         records: Its records.
         frames: Of each frame group, by its name, the trajectory's frames.
         side: Its part of the side file.
+        texts_of: Gives texts of the segment by their codes.
 
     Raises:
         CorruptFileError: They do not fit each other.
@@ -204,6 +210,8 @@ def unpack(
         rows = np.empty((*shape[::-1], *one.row_shape), stored)
         if one.row_bytes:
             _items(rows)[:] = by_env[one.name].T
+        if one.dtype == TEXT:
+            rows = _own_codes(one.name, rows, record, texts_of)
         columns[one.name] = rows
     for group in spec.groups:
         positions = by_env[group.name].astype(np.int64)
@@ -237,6 +245,19 @@ def unpack(
         max_episode_length=record.max_episode_length,
         model_weights_id=record.model_weights_id,
     )
+
+
+def _own_codes(
+    name: str, codes: NDArray[Any], record: Record, texts_of: TextsOf
+) -> NDArray[np.int32]:
+    """Turn codes of the segment into those of the trajectory's own table."""
+    table = {text: code for code, text in enumerate(record.texts[name][0])}
+    used, places = np.unique(codes, return_inverse=True)
+    try:
+        own = [table[text] for text in texts_of(used.tolist())]
+    except KeyError as error:
+        raise CorruptFileError(f"column {name!r} holds a text that its table lacks") from error
+    return np.array(own, np.int32)[places].reshape(codes.shape)
 
 
 class _Reader:

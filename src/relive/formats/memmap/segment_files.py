@@ -14,11 +14,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from relive import files
 from relive.errors import CorruptFileError, MissingFileError, StorageError
 from relive.formats.memmap.packing import Packed
 from relive.formats.memmap.segment_rows import ROWS_NAME
 from relive.formats.memmap.segment_spec import SegmentSpec
+from relive.formats.memmap.segment_texts import ENDS_NAME, TEXTS_NAME, TextWriter
 from relive.record import natural
 
 __all__ = [
@@ -112,6 +115,9 @@ class SegmentHead:
         yield SIDE_NAME
         for group in self.spec.groups:
             yield group.file_name
+        if self.spec.text_names:
+            yield TEXTS_NAME
+            yield ENDS_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,23 @@ class Ends:
                 location[f"frame_{group}"] + location[f"num_frames_{group}"]
                 for group in range(num_groups)
             ),
+        )
+
+    @classmethod
+    def of_files(cls, path: Path, spec: SegmentSpec) -> Ends:
+        """Return where the files of a segment end, a part of a row counted as one.
+
+        Raises:
+            OSError: One is not there.
+        """
+
+        def num(name: str, row_bytes: int) -> int:
+            return -(-files.size_bytes(path / name) // row_bytes)
+
+        return cls(
+            num(ROWS_NAME, spec.stride),
+            num(SIDE_NAME, 1),
+            tuple(num(group.file_name, group.frame_bytes) for group in spec.groups),
         )
 
     def size_bytes(self, spec: SegmentSpec) -> dict[str, int]:
@@ -171,10 +194,13 @@ class SegmentWriter:
         self.num_trajectories = 0
         """Appended since it was opened."""
         self._files: dict[str, files.GrowingFile] = {}
+        self._texts: TextWriter | None = None
         with ExitStack() as opened:
-            for name in head.names():
+            for name in self.ends.size_bytes(head.spec):
                 self._files[name] = files.GrowingFile(path / name, is_new=ends is None)
                 opened.callback(self._files[name].close)
+            if head.spec.text_names:
+                self._texts = TextWriter(path, is_new=ends is None)
             opened.pop_all()
 
     @classmethod
@@ -209,9 +235,14 @@ class SegmentWriter:
 
     def has_room(self, packed: Packed) -> bool:
         """Tell whether a trajectory fits behind those that are there."""
-        return self.ends.rows + len(packed.records) <= self.head.num_rows and all(
-            end + len(frames) <= _MOST_FRAMES
-            for end, frames in zip(self.ends.frames, packed.frames, strict=True)
+        num_texts = sum(map(len, packed.tables.values()))
+        return (
+            self.ends.rows + len(packed.records) <= self.head.num_rows
+            and (self._texts is None or self._texts.has_room(num_texts))
+            and all(
+                end + len(frames) <= _MOST_FRAMES
+                for end, frames in zip(self.ends.frames, packed.frames, strict=True)
+            )
         )
 
     def append(self, packed: Packed) -> dict[str, int]:
@@ -235,6 +266,10 @@ class SegmentWriter:
             location |= {f"frame_{place}": start, f"num_frames_{place}": len(frames)}
             packed.records[group.name] += start
             self._write(group.file_name, start * group.frame_bytes, frames.reshape(-1).data)
+        for name, table in packed.tables.items():
+            assert self._texts is not None, "the layout has text columns"
+            codes = self._texts.codes(table).astype(np.uint32)
+            packed.records[name] = codes[packed.records[name]]
         self._write(SIDE_NAME, ends.side_bytes, packed.side)
         self._write(ROWS_NAME, ends.rows * spec.stride, packed.records.view("u1").data)
         self.ends = Ends.after(location, len(packed.records), len(spec.groups))
@@ -252,11 +287,15 @@ class SegmentWriter:
         """
         for one in self._files.values():
             one.sync()
+        if self._texts is not None:
+            self._texts.sync()
 
     def close(self) -> None:
         """Close the files; twice is fine."""
         for one in self._files.values():
             one.close()
+        if self._texts is not None:
+            self._texts.close()
 
 
 def link_segment(

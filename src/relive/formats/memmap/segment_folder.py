@@ -65,6 +65,8 @@ class SegmentFolder:
         self._num_live: dict[int, int] = {}
         self.next_number = 0
         """Number of the next segment."""
+        self.destination: SegmentFolder | None = None
+        """Where the segments will be moved, whose numbers they get; None when they stay."""
 
     # -------------------------------------------------------------- getting to know
 
@@ -78,12 +80,27 @@ class SegmentFolder:
         Raises:
             CorruptFileError: A segment's file is cut.
             MissingFileError: A segment, or a file of it, is not there.
+            OSError: The disk refused.
         """
         self.next_number = max(self.next_number, 1 + max(self._numbers_there(), default=-1))
         with self._lock:
             self._num_live = dict(num_live)
         for record in last:
             self.check_whole(record)  # mapped, what is cut would end the process
+        for segment in sorted(num_live, reverse=True):
+            self._go_on_with(segment)
+
+    def _go_on_with(self, segment: int) -> None:
+        """Append to a segment that was begun before, if it is the newest of its layout."""
+        with self._lock:
+            head, path = self.head(segment), segment_path(self.folder, segment)
+            if head.spec in self._writers or len(self._writers) >= _MOST_WRITERS:
+                return
+            # behind all that is there: another process may be reading what this one deleted
+            ends = Ends.of_files(path, head.spec)
+            is_ours_alone = all(files.has_one_name(path / name) for name in head.names())
+            if is_ours_alone and ends.rows < head.num_rows:
+                self._writers[head.spec] = SegmentWriter(path, segment, head, ends)
 
     def check_whole(self, record: Record) -> None:
         """Refuse a segment that does not reach to the end of a trajectory.
@@ -244,6 +261,8 @@ class SegmentFolder:
 
     def new_number(self) -> int:
         """Return a number that no segment of the folder has or will get."""
+        if self.destination is not None:
+            return self.destination.new_number()
         with self._lock:
             self.next_number += 1
             return self.next_number - 1

@@ -21,7 +21,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from relive.dtypes import items_dtype, storage_dtype
+from relive.dtypes import TEXT, items_dtype, storage_dtype
 from relive.errors import CorruptFileError, FormatVersionError
 from relive.record import natural
 
@@ -105,7 +105,11 @@ class FrameGroup:
     @property
     def file_name(self) -> str:
         """Name of its file in a segment's folder."""
-        quoted = quote(self.name.replace("/", "."), safe="", errors="surrogatepass")
+        # a dot stands for a slash alone: "a/b" and "a.b" may both be there
+        quoted = ".".join(
+            quote(part, safe="", errors="surrogatepass").replace(".", "%2E")
+            for part in self.name.split("/")
+        )
         if len(quoted) > _LONGEST_NAME:
             quoted = quoted[: _LONGEST_NAME - 33] + "-" + _digest(self.name)
         return f"{quoted}.bin"
@@ -170,6 +174,11 @@ class SegmentSpec:
             for pair, start in zip(pairs, starts, strict=True)
         )
         return cls(tuple(fields), groups, max(8, -(-offset // 8) * 8))
+
+    @property
+    def text_names(self) -> list[str]:
+        """Full names of the text columns, whose codes are those of the segment."""
+        return [one.name for one in self.fields if one.dtype == TEXT]
 
     @cached_property
     def record_dtype(self) -> np.dtype[np.void]:

@@ -109,8 +109,8 @@ class MappedTable(Table):
         place = self._ranges[number]
         slot = place.map(path)
         shifts = self._shifts
-        if segment >= len(shifts):  # in an array of its own: a thread may be at the old one
-            shifts = np.full(2 * segment, _UNKNOWN, np.int64)
+        if segment >= len(shifts) - 1:  # in an array of its own: a thread may be at the old one
+            shifts = np.full(2 * segment + 2, _UNKNOWN, np.int64)  # the last stays unknown
             shifts[: len(self._shifts)] = self._shifts
         base = (number << _RANGE_BITS) + slot * place.rows_per_slot
         shifts[segment] = base - (segment << PLACE_BITS)
@@ -139,7 +139,7 @@ class MappedTable(Table):
         outputs: Mapping[int, NDArray[Any]],
     ) -> None:
         """Copy rows out of the mapped files; see `Table.take`."""
-        # "clip" makes the last of those that are not there, which is not known either
+        # "clip" makes the last of those that are not there, which is never known
         rows = self._shifts.take(segments, mode="clip")
         rows += places
         if rows.min(initial=0) < 0:

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays with a row for each trajectory, found by its id.
+
+They grow at the end, a little at a time, and shrink at the front for nothing. Ids nearly always
+rise, so an id is found by bisection; loads may bring any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["IdTable"]
+
+_LEAST_SPARE = 64
+_SPARE_SHARE = 8  # an eighth to spare: doubling would be half of what an index takes
+
+
+class IdTable:
+    """Columns of one length, the first of them ids. Not safe for several threads at once.
+
+    What `column` gave stays as it was when rows are appended or removed.
+    """
+
+    def __init__(self, dtypes: Mapping[str, str]) -> None:
+        """Begin empty.
+
+        Args:
+            dtypes: NumPy's name of each column's type, that of the ids first.
+        """
+        self._columns: dict[str, NDArray[Any]] = {n: np.empty(0, t) for n, t in dtypes.items()}
+        (self._ids_name, *_) = dtypes
+        self._start = self._stop = 0
+        self._rises_from = 0  # from this row on ids rise
+        self._head: tuple[NDArray[Any], int, NDArray[np.int64]] | None = None
+
+    @classmethod
+    def of(cls, columns: Mapping[str, NDArray[Any]]) -> IdTable:
+        """Return a table of filled columns, which it does not write to."""
+        table = cls({name: column.dtype.str for name, column in columns.items()})
+        table._columns = dict(columns)
+        table._stop = len(table._ids)
+        falls = np.flatnonzero(table._ids[1:] <= table._ids[:-1])
+        table._rises_from = int(falls[-1]) + 1 if len(falls) else 0
+        return table
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self._stop - self._start
+
+    @property
+    def _ids(self) -> NDArray[Any]:
+        return self._columns[self._ids_name]
+
+    def column(self, name: str, newest: int = 0) -> NDArray[Any]:
+        """Return a column, oldest first, or the end of it.
+
+        Args:
+            name: Which.
+            newest: How many rows; 0 for all.
+        """
+        start = self._start if newest == 0 else max(self._start, self._stop - newest)
+        return self._columns[name][start : self._stop]
+
+    def row_of(self, trajectory_id: int) -> int:
+        """Return the row of an id, counted from the oldest; -1 when it is not there."""
+        if not 0 <= trajectory_id < 1 << 63:
+            return -1
+        ids, tail = self._ids, max(self._start, self._rises_from)
+        row = tail + int(np.searchsorted(ids[tail : self._stop], trajectory_id))
+        if row < self._stop and ids[row] == trajectory_id:
+            return row - self._start
+        if tail > self._start:
+            order = self._head_order()
+            place = int(np.searchsorted(ids[order], trajectory_id))
+            if place < len(order) and ids[order[place]] == trajectory_id:
+                return max(-1, int(order[place]) - self._start)
+        return -1
+
+    def _head_order(self) -> NDArray[np.int64]:
+        """Return the rows before those that rise, by their ids."""
+        ids, stop = self._ids, self._rises_from
+        if self._head is None or self._head[0] is not ids or self._head[1] != stop:
+            self._head = (ids, stop, np.argsort(ids[:stop], kind="stable"))
+        return self._head[2]
+
+    def append(self, *values: int) -> None:
+        """Append a row, its values in the order of the columns; its id must not be there."""
+        if self._stop == len(self._ids):
+            self._make_room()
+        stop = self._stop
+        if stop > self._start and values[0] <= self._ids[stop - 1]:
+            self._rises_from = stop
+        for column, value in zip(self._columns.values(), values, strict=True):
+            column[stop] = value
+        self._stop += 1
+
+    def _make_room(self) -> None:
+        num = len(self)
+        spare = max(_LEAST_SPARE, num // _SPARE_SHARE)
+        grown = {}
+        for name, column in self._columns.items():
+            grown[name] = np.empty(num + spare, column.dtype)  # windows keep the old one
+            grown[name][:num] = column[self._start : self._stop]
+        self._replace(grown, num)
+
+    def _replace(self, columns: dict[str, NDArray[Any]], num: int) -> None:
+        self._columns = columns
+        self._rises_from = max(0, self._rises_from - self._start)
+        self._start, self._stop, self._head = 0, num, None
+
+    def change(self, row: int, name: str, value: int) -> None:
+        """Set one value, also in what `column` gave before.
+
+        Args:
+            row: Counted from the oldest.
+            name: Of the column.
+            value: Its value from now on.
+        """
+        self._columns[name][self._start + row] = value
+
+    def set_column(self, name: str, values: NDArray[Any]) -> None:
+        """Exchange a column for another one, with a value for each row."""
+        column = np.empty(len(self._ids), self._columns[name].dtype)
+        column[self._start : self._stop] = values
+        self._columns[name] = column
+
+    def remove(self, trajectory_ids: Collection[int]) -> bool:
+        """Remove rows by their ids; those that are not there are passed over.
+
+        Returns:
+            Whether rows in the middle went, so that all columns are other arrays now.
+        """
+        gone = set(trajectory_ids)
+        ids = self._ids
+        while gone and self._start < self._stop and int(ids[self._start]) in gone:
+            gone.discard(int(ids[self._start]))
+            self._start += 1
+        rows = [row for row in map(self.row_of, gone) if row >= 0]
+        if not rows:
+            return False
+        is_kept = np.ones(len(self), np.bool_)
+        is_kept[rows] = False
+        kept = {name: self.column(name)[is_kept] for name in self._columns}
+        self._replace(kept, len(kept[self._ids_name]))
+        falls = np.flatnonzero(self._ids[1:] <= self._ids[:-1])
+        self._rises_from = int(falls[-1]) + 1 if len(falls) else 0
+        return True
+
+    def take(self, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Return copies of some rows of all columns."""
+        return {name: self.column(name)[rows] for name in self._columns}
