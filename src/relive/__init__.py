@@ -10,6 +10,7 @@ from relive.cache import TrajectoryCache
 from relive.channel import Channel
 from relive.collector import TrajectoryCollector
 from relive.limits import Limits
+from relive.maintenance import convert
 from relive.part import TrajectoryPart
 from relive.spec import Columns, ColumnSpec
 from relive.trajectory import Trajectory
@@ -26,6 +27,7 @@ __all__ = [
     "TrajectoryPart",
     "TrajectoryReplayBuffer",
     "__version__",
+    "convert",
     "errors",
     "samplers",
 ]

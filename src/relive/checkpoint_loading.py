@@ -11,23 +11,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from uuid import NAMESPACE_OID, uuid5
 
 from relive import files
 from relive.checkpoint_reading import Entry
-from relive.describe import describe
 from relive.disk import Disk
 from relive.disk_errors import naming_disk_errors
-from relive.errors import CorruptFileError, StorageError
+from relive.entry_reading import EntryReader
+from relive.errors import StorageError
 from relive.folder import INCOMING_PREFIX
 from relive.format_set import FormatSet
 from relive.formats.base import Copier
-from relive.formats.checksum import checksums
-from relive.formats.layouts import layout_of
 from relive.index import Numbering
 from relive.record import NOTHING, Record
-from relive.snapshot import Snapshot, take_snapshot
-from relive.spec import Columns, Schema, admit, conform
+from relive.snapshot import Snapshot
+from relive.spec import Columns, Schema, conform
 from relive.store import Store
 
 __all__ = ["restore_entries"]
@@ -36,16 +33,16 @@ __all__ = ["restore_entries"]
 class _Loading:
     """Reads and gathers the trajectories of one checkpoint; the store is not changed."""
 
-    def __init__(self, store: Store, formats: FormatSet, declared: Columns) -> None:
+    def __init__(self, store: Store, formats: FormatSet, reader: EntryReader) -> None:
         """Begin.
 
         Args:
             store: Where they go, and what it holds already.
-            formats: To read the checkpoint's files, and to write.
-            declared: The user's declaration.
+            formats: To copy the checkpoint's files, and to write.
+            reader: Reads what cannot be copied.
         """
-        self.schema: Schema | None = None
-        """What each trajectory has, as far as they were read."""
+        self.reader = reader
+        """Reads them."""
         self.records: list[Record] = []
         """Of the trajectories brought so far."""
         self.kept: list[int] = []
@@ -55,44 +52,11 @@ class _Loading:
         self._disk = store.disk
         self._copiers: dict[tuple[str, Path], Copier] = {}
         self._formats = formats
-        self._declared = declared
         self._present = {record.uuid: record for record in store.index}
-
-    def read(self, entry: Entry) -> tuple[Record, Snapshot]:
-        """Read a trajectory of the checkpoint, and let the schema admit it."""
-        if entry.record is None:
-            snapshot = self._read_foreign(entry)
-            record = _describe_foreign(snapshot, entry)
-        else:
-            snapshot = self._formats.of(entry.record).read(entry.folder, entry.record)
-            record = replace(
-                entry.record,
-                trajectory_id=entry.trajectory_id,
-                first_row_id=entry.first_row_id,
-            )
-            snapshot = _without_dropped(snapshot, self.schema)
-        self.schema, snapshot = admit(self.schema, self._declared, snapshot)
-        if len(snapshot.columns) != len(record.layout.columns):
-            layout = layout_of(snapshot)
-            texts = {name: text for name, text in record.texts.items() if name in layout}
-            digests = checksums(snapshot, layout)
-            record = replace(record, layout=layout, checksums=digests, texts=texts)
-        return record, snapshot
-
-    def _read_foreign(self, entry: Entry) -> Snapshot:
-        path = entry.path(self._formats)
-        snapshot = take_snapshot(self._formats.with_files(entry.format).read_file(path))
-        if snapshot.num_rows != entry.num_rows:
-            raise CorruptFileError(
-                f"{str(path)!r} holds {snapshot.num_rows} rows, but the index says "
-                f"{entry.num_rows}; restore the folder from a copy",
-                path=str(path),
-            )
-        return snapshot
 
     def hold(self, entry: Entry) -> None:
         """Read a trajectory for a store that keeps everything in memory."""
-        record, snapshot = self.read(entry)
+        record, snapshot = self.reader.read(entry)
         record = replace(record, format="", location=NOTHING)  # no file of this store has it
         self.records.append(record)
         self.snapshots[record.trajectory_id] = snapshot
@@ -121,7 +85,7 @@ class _Loading:
         formats, folder = self._formats, incoming
         record, snapshot, ids = entry.record, None, (entry.trajectory_id, entry.first_row_id)
         if record is None or self._must_be_rewritten(record, ids):
-            record, snapshot = self.read(entry)
+            record, snapshot = self.reader.read(entry)
         else:
             record = replace(record, trajectory_id=ids[0], first_row_id=ids[1])
         stored = self._present.get(record.uuid)
@@ -190,15 +154,14 @@ def _restore(
     declared: Columns,
     num_in_memory: int,
 ) -> int:
-    loading = _Loading(store, formats, declared)
-    if schema is not None:
-        loading.schema = conform(schema, declared)
+    known = None if schema is None else conform(schema, declared)
+    loading = _Loading(store, formats, EntryReader(formats, declared, known))
     first_in_memory = len(entries) - num_in_memory
     if store.disk is None:
         for entry in entries[first_in_memory:]:
             loading.hold(entry)
         with store.replacing():
-            store.replace(loading.records, loading.snapshots, numbering, loading.schema)
+            store.replace(loading.records, loading.snapshots, numbering, loading.reader.schema)
             left_out = entries[:first_in_memory]
             store.forget(len(left_out), sum(entry.num_rows for entry in left_out))
         return 0
@@ -223,7 +186,7 @@ def _restore_to_disk(
     def switch() -> None:
         nonlocal is_noted
         is_noted = True
-        store.replace(loading.records, loading.snapshots, numbering, loading.schema)
+        store.replace(loading.records, loading.snapshots, numbering, loading.reader.schema)
 
     try:
         files.create_folder(incoming)
@@ -233,27 +196,9 @@ def _restore_to_disk(
         files.sync_folder(incoming)
         with store.replacing():
             disk.take_over(
-                loading.records, loading.kept, numbering, loading.schema, incoming, switch
+                loading.records, loading.kept, numbering, loading.reader.schema, incoming, switch
             )
     finally:
         disk.formats.release(incoming)
         if not is_noted:
             files.remove_folder(incoming)
-
-
-def _without_dropped(snapshot: Snapshot, schema: Schema | None) -> Snapshot:
-    """Leave out columns that a file has, though its store dropped them when it was loaded."""
-    known = snapshot.columns if schema is None else schema.columns
-    columns = {name: column for name, column in snapshot.columns.items() if name in known}
-    return replace(snapshot, columns=columns)
-
-
-def _describe_foreign(snapshot: Snapshot, entry: Entry) -> Record:
-    """Return a record for what RLinf wrote, the same at each load of the same rows."""
-    numbers = Numbering(entry.trajectory_id, next_row_id=entry.first_row_id)
-    record = describe(snapshot, numbers)
-    digests = checksums(snapshot, record.layout)
-    identity = ":".join([str(entry.foreign["trajectory_id"]), digests.hex()])
-    return replace(
-        record, uuid=str(uuid5(NAMESPACE_OID, identity)), checksums=digests, added_at=0.0
-    )

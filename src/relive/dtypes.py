@@ -12,7 +12,14 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["DTYPE_NAMES", "TEXT", "has_numpy_type", "items_dtype", "storage_dtype"]
+__all__ = [
+    "DTYPE_NAMES",
+    "MOST_ITEM_BYTES",
+    "TEXT",
+    "has_numpy_type",
+    "items_dtype",
+    "storage_dtype",
+]
 
 TEXT = "text"
 """Stands for the element type of a column of strings, which are held as codes into a table."""
@@ -65,6 +72,10 @@ def storage_dtype(name: str) -> np.dtype[np.generic]:
         dtype('uint16')
     """
     return _STORAGE[name]
+
+
+MOST_ITEM_BYTES = (1 << 31) - 1
+"""Rows of more bytes cannot be copied as one item."""
 
 
 def items_dtype(row_bytes: int) -> np.dtype[Any]:

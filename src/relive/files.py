@@ -462,6 +462,7 @@ class GrowingFile:
             OSError: The disk refused.
         """
         flags = os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+        self._path = path
         self._descriptor = os.open(path, flags | (os.O_CREAT | os.O_EXCL if is_new else 0), 0o666)
 
     def write_at(self, start: int, block: memoryview | bytes) -> None:
@@ -473,7 +474,10 @@ class GrowingFile:
 
         Raises:
             OSError: The disk refused; the file is cut at `start` again.
+            FileNotFoundError: The file was removed: what is written would be lost.
         """
+        if not os.fstat(self._descriptor).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "it was removed", str(self._path))
         done, view = 0, memoryview(block)
         try:
             while done < len(view):

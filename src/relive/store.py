@@ -98,6 +98,7 @@ class Store(StoreReader):
         Raises:
             ColumnMismatchError: One has other columns than hold here.
             LimitExceededError: One alone is larger than a limit.
+            UnsupportedValueError: The format cannot store one.
             StorageWriteError: An earlier one could not be written.
             TimeLimitError: The write queue stayed full.
             ClosedError: The store is closed.
@@ -110,6 +111,8 @@ class Store(StoreReader):
             for snapshot in snapshots:
                 schema, kept = admit(schema, self._declared, snapshot)
                 self._limits.check_one(kept.num_rows, kept.size_bytes)
+                if self.disk is not None:
+                    self.disk.formats.own.check(kept)
                 admitted.append(kept)
             if self.disk is not None:
                 size = sum(snapshot.size_bytes for snapshot in admitted)

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from relive import __version__
+from relive.cli.convert import convert
 from relive.cli.demo import demo
 from relive.cli.info import info
 from relive.errors import ReplayError
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(info)
+app.command()(convert)
 
 
 def main() -> None:

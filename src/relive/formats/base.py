@@ -88,6 +88,13 @@ class Format(ABC):
             CorruptFileError: A file is cut or damaged.
         """
 
+    def check(self, snapshot: Snapshot) -> None:  # noqa: B027 - most formats take anything
+        """Refuse a trajectory that cannot be stored, before it is added.
+
+        Raises:
+            UnsupportedValueError: It has something that the format has no place for.
+        """
+
     @abstractmethod
     def write(self, folder: Path, record: Record, snapshot: Snapshot, *, sync: bool) -> Record:
         """Store a trajectory, so that it can be read by its record, or not at all.

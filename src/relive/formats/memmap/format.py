@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive import files
-from relive.errors import CorruptFileError, MissingFileError, StorageError
+from relive.dtypes import MOST_ITEM_BYTES
+from relive.errors import CorruptFileError, MissingFileError, StorageError, UnsupportedValueError
 from relive.formats.base import (
     Copier,
     Format,
@@ -110,6 +111,17 @@ class MemmapFormat(Format):
             dict(zip(numbers.tolist(), num_live.tolist(), strict=True)),
             [index.get(trajectory_id) for trajectory_id in last.tolist()],
         )
+
+    def check(self, snapshot: Snapshot) -> None:
+        """Refuse rows of 2 GiB and more; see `Format.check`."""
+        for name, column in snapshot.columns.items():
+            row_bytes = column.values[:1, :1].nbytes
+            if row_bytes > MOST_ITEM_BYTES:
+                raise UnsupportedValueError(
+                    f"a row of column {name!r} has {row_bytes} bytes, but memmap holds rows below "
+                    "2 GiB; use trajectory_format='pt'",
+                    column=name,
+                )
 
     def write(self, folder: Path, record: Record, snapshot: Snapshot, *, sync: bool) -> Record:
         """Append a trajectory; see `Format.write`."""
