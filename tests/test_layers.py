@@ -17,7 +17,18 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "relive"
 
 LAYERS = (
     ("errors", "fields"),
-    ("columns", "dtypes", "files", "libc", "locks", "mapped_files", "memory", "warning"),
+    (
+        "address_range",
+        "announcing",
+        "columns",
+        "dtypes",
+        "files",
+        "libc",
+        "locks",
+        "mapped_files",
+        "memory",
+        "warning",
+    ),
     (
         "disk_errors",
         "lifetime",
@@ -31,7 +42,8 @@ LAYERS = (
     ("runs", "tensors"),
     ("interventions", "part", "trajectory"),
     ("snapshot",),
-    ("record", "record_json"),
+    ("id_table", "read_file", "record", "record_json"),
+    ("record_table",),
     ("column_spec", "gather", "index", "leases", "output_pool", "spec", "texts"),
     ("batches", "buffer_state", "index_file"),
     ("cache", "channel", "collection", "collector", "formats", "gym", "samplers"),
@@ -39,7 +51,7 @@ LAYERS = (
     ("folder", "writer"),
     ("disk", "row_reading"),
     ("store", "store_reader"),
-    ("checkpoint", "checkpoint_reading", "checkpoint_loading"),
+    ("checkpoint", "checkpoint_reading", "checkpoint_loading", "entry_reading"),
     ("buffer_reader", "forking"),
     ("buffer",),
     ("compat", "demo", "maintenance", "testing"),

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from relive import files
 from relive.libc import libc
 
 __all__ = ["PAGE_BYTES", "AddressRange"]
@@ -96,12 +97,12 @@ class AddressRange:
             MemoryError: It cannot be mapped.
         """
         slot = self._free[-1]
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = files.open_to_read(path)
         try:
             flags = mmap.MAP_SHARED | _MAP_FIXED
             self._remap(slot, mmap.PROT_READ, flags, descriptor)
         finally:
-            os.close(descriptor)
+            files.close(descriptor)
         # else a cold row would drag the read-ahead of a sequential reader with it
         libc().madvise(self._address + slot * self.slot_bytes, self.slot_bytes, mmap.MADV_RANDOM)
         self._free.pop()

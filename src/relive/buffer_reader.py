@@ -19,6 +19,7 @@ from relive.errors import (
     InvalidArgumentError,
 )
 from relive.index import evicted_rows
+from relive.memory import private_bytes
 from relive.options import check_count, check_kind, checked_time_limit
 from relive.samplers import Draw
 from relive.snapshot import restore
@@ -284,7 +285,12 @@ class BufferReader:
 
         `num_trajectories`, `total_samples` and `cache_size` are RLinf's. Of the others,
         `sampleable_*` count what the window holds, `pending_*` what waits to be written,
-        `size_bytes` the columns of all trajectories.
+        `size_bytes` the columns of all trajectories, `private_bytes` the memory of this process
+        that no file backs (where the system tells it). A memmap store adds `segments`,
+        `disk_bytes`, what they take on the disk, and `mapped_bytes`, what of that is mapped.
+
+        Raises:
+            StorageError: The disk refused.
         """
         with self._store.lock:
             window = self._store.index.window(self.sample_window_size)
@@ -301,7 +307,11 @@ class BufferReader:
                 "pending_trajectories": self._store.num_pending,
                 "pending_bytes": self._store.disk.pending_bytes if self._store.disk else 0,
             }
-        return {name: float(value) for name, value in stats.items()}
+        private = private_bytes()
+        if private is not None:
+            stats["private_bytes"] = private
+        usage = {} if self._store.disk is None else self._store.disk.usage()
+        return {name: float(value) for name, value in {**stats, **usage}.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return generator, sampler state and counters, as JSON values."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from relive import files
 from relive.disk_errors import naming_disk_errors
-from relive.errors import StorageWriteError
+from relive.errors import StorageError, StorageWriteError
 from relive.folder import OpenedFolder, finish_moves, naming_folder, set_aside
 from relive.format_set import FormatSet
 from relive.formats.checksum import checksums
@@ -91,6 +91,16 @@ class Disk:
     def pending_bytes(self) -> int:
         """Bytes of columns waiting to be written."""
         return self._writer.pending_bytes
+
+    def usage(self) -> Mapping[str, float]:
+        """Return what the store takes, as `Format.usage` does.
+
+        Raises:
+            StorageError: The disk refused.
+        """
+        what = f"{str(self.folder)!r} cannot be looked at"
+        with naming_disk_errors(StorageError, self.folder, what, "look at the disk"):
+            return self.formats.own.usage(self.folder)
 
     def check_in_place(self) -> None:
         """Refuse to read files while another trajectory's may lie in the place of one loaded.

@@ -7,12 +7,15 @@ import math
 import mmap
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["own_copy"]
+from relive import files
+
+__all__ = ["own_copy", "private_bytes"]
 
 _LARGE_BYTES = 4 << 20
 """From this size on the system gives huge pages, and fresh memory costs no more than old."""
@@ -34,6 +37,18 @@ def own_copy(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     copied = _empty(array.shape, dtype)
     np.copyto(copied, array)
     return copied
+
+
+def private_bytes() -> int | None:
+    """Return the memory of this process that no file backs; None where the system does not say."""
+    try:
+        status = files.read_bytes(Path("/proc/self/status"))
+    except OSError:
+        return None
+    for line in status.splitlines():
+        if line.startswith(b"RssAnon:"):
+            return int(line.split()[1]) << 10
+    return None
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

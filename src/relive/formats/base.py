@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -235,6 +235,14 @@ class Format(ABC):
     @abstractmethod
     def remove(self, folder: Path, record: Record) -> None:
         """Remove a stored trajectory; one that is gone already is fine."""
+
+    def usage(self, folder: Path) -> Mapping[str, float]:
+        """Return what a store takes, as further statistics, where it is cheap to tell.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        return {}
 
     def release(self, folder: Path) -> None:  # noqa: B027 - most formats hold nothing
         """Let go of what is open or mapped of a folder that is read no more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -272,6 +272,10 @@ class MemmapFormat(Format):
         known = self._folder(folder)
         if known.discount(record):
             known.free(record.location["segment"])
+
+    def usage(self, folder: Path) -> Mapping[str, float]:
+        """Return segments, bytes on disk and bytes mapped; see `Format.usage`."""
+        return self._folder(folder).usage()
 
     def release(self, folder: Path) -> None:
         """Unmap the segments of a folder; see `Format.release`."""

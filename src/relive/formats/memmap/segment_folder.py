@@ -63,6 +63,7 @@ class SegmentFolder:
         self._heads: dict[int, SegmentHead] = {}
         self._writers: dict[SegmentSpec, SegmentWriter] = {}  # that used last at the end
         self._num_live: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}  # bytes of those that were looked at
         self.next_number = 0
         """Number of the next segment."""
         self.destination: SegmentFolder | None = None
@@ -336,6 +337,7 @@ class SegmentFolder:
                 self._layout_of[segment] = -1
             self._heads.pop(segment, None)
             self._num_live.pop(segment, None)
+            self._sizes.pop(segment, None)
 
     def close(self) -> None:
         """Let go of everything; twice is fine."""
@@ -348,6 +350,25 @@ class SegmentFolder:
             self._layout_of = np.full(16, -1, np.int64)
 
     # -------------------------------------------------------------- telling
+
+    def usage(self) -> dict[str, float]:
+        """Return how many segments there are, and their bytes on disk and mapped.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        disk_bytes = mapped_bytes = 0
+        with self._lock:
+            segments = list(self._num_live)
+            for segment in segments:
+                if segment not in self._sizes or self.writer_of(segment) is not None:
+                    path = segment_path(self.folder, segment)
+                    names = self.head(segment).names()
+                    self._sizes[segment] = sum(files.size_bytes(path / name) for name in names)
+                disk_bytes += self._sizes[segment]
+                if segment < len(self._layout_of) and self._layout_of[segment] >= 0:
+                    mapped_bytes += self._sizes[segment]
+        return {"segments": len(segments), "disk_bytes": disk_bytes, "mapped_bytes": mapped_bytes}
 
     def ends_of(self, record: Record) -> Ends:
         """Return where a trajectory's bytes end in the files of its segment."""
