@@ -28,9 +28,14 @@ def trajectory(num_steps: int, weights_id: str = "") -> Trajectory:
     )
 
 
-def make_store(path: Path) -> TrajectoryReplayBuffer:
+def make_store(path: Path, kind: str = "pt") -> TrajectoryReplayBuffer:
     buffer = TrajectoryReplayBuffer(
-        seed=5, sample_window_size=7, auto_save=True, auto_save_path=path, framework="numpy"
+        seed=5,
+        sample_window_size=7,
+        auto_save=True,
+        auto_save_path=path,
+        trajectory_format=kind,
+        framework="numpy",
     )
     buffer.add_trajectories([trajectory(3, "a"), trajectory(4, "b"), trajectory(3, "a")])
     return buffer
@@ -53,6 +58,14 @@ class TestSummarize:
         assert summary.file_bytes == sum(
             p.stat().st_size for p in (tmp_path / "store").glob("*.pt")
         )
+
+    def test_a_segment_is_counted_once_however_many_it_holds(self, tmp_path: Path) -> None:
+        make_store(tmp_path / "store", "memmap").close()
+        summary = summarize(tmp_path / "store")
+        assert summary.formats == {"memmap": 3}
+        assert summary.column_bytes == {"actions": 80, "rewards": 80, "versions": 80}
+        held = [p for p in (tmp_path / "store" / "segments").rglob("*") if p.is_file()]
+        assert summary.file_bytes == sum(path.stat().st_size for path in held)
 
     def test_an_open_store_tells_its_writer(self, tmp_path: Path) -> None:
         with make_store(tmp_path / "store") as buffer:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 import weakref
 from math import gcd
 from pathlib import Path
@@ -23,6 +24,9 @@ from numpy.typing import NDArray
 
 from relive import files
 from relive.libc import libc
+
+if sys.platform == "linux":
+    import resource
 
 __all__ = ["PAGE_BYTES", "AddressRange"]
 
@@ -61,6 +65,8 @@ class AddressRange:
         self.slot_bytes = self.rows_per_slot * row_bytes
         """How many bytes."""
         num_slots = max(1, min(_MOST_SLOTS, _MOST_BYTES // self.slot_bytes))
+        if _are_limited():
+            num_slots = 1  # the others are not ours alone
         reserved, self.num_slots = _reserve(self.slot_bytes, num_slots)
         self._address = -(-reserved // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
         size = self.num_slots * self.slot_bytes
@@ -134,6 +140,11 @@ class _Addresses:
             "shape": (size,),
             "data": (address, True),
         }
+
+
+def _are_limited() -> bool:
+    """Tell whether addresses are few: then one slot is all that is reserved ahead."""
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 def _reserve(slot_bytes: int, num_slots: int) -> tuple[int, int]:

@@ -50,6 +50,7 @@ __all__ = [
     "sync_file",
     "sync_folder",
     "token",
+    "total_bytes",
     "write_atomic",
 ]
 
@@ -88,6 +89,13 @@ def list_names(folder: Path) -> list[str]:
 def size_bytes(path: Path) -> int:
     """Return the size of a file."""
     return path.stat().st_size
+
+
+def total_bytes(path: Path) -> int:
+    """Return the size of a file, or of all files in a folder."""
+    if not path.is_dir():
+        return size_bytes(path)
+    return sum(size_bytes(path / name) for name in list_names(path))
 
 
 def has_one_name(path: Path) -> bool:
@@ -461,9 +469,8 @@ class GrowingFile:
         Raises:
             OSError: The disk refused.
         """
-        flags = os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
         self._path = path
-        self._descriptor = os.open(path, flags | (os.O_CREAT | os.O_EXCL if is_new else 0), 0o666)
+        self._descriptor = _open_to_write(path, os.O_CREAT | os.O_EXCL if is_new else 0)
 
     def write_at(self, start: int, block: memoryview | bytes) -> None:
         """Write a block.
@@ -476,6 +483,8 @@ class GrowingFile:
             OSError: The disk refused; the file is cut at `start` again.
             FileNotFoundError: The file was removed: what is written would be lost.
         """
+        if self._descriptor < 0:
+            self._descriptor = _open_to_write(self._path)
         if not os.fstat(self._descriptor).st_nlink:
             raise FileNotFoundError(errno.ENOENT, "it was removed", str(self._path))
         done, view = 0, memoryview(block)
@@ -493,13 +502,21 @@ class GrowingFile:
 
     def sync(self) -> None:
         """Make what was written survive a power loss."""
-        os.fsync(self._descriptor)
+        if self._descriptor < 0:
+            sync_file(self._path)
+        else:
+            os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Close the file; twice is fine."""
+        """Close the file, until it is written to again; twice is fine."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def _open_to_write(path: Path, further: int = 0) -> int:
+    flags = os.O_RDWR | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    return os.open(path, flags | further, 0o666)
 
 
 @contextlib.contextmanager

@@ -101,7 +101,7 @@ def summarize(path: str | Path) -> Summary:
         next_trajectory_id=checkpoint.numbering.next_trajectory_id,
         seed=metadata.get("seed"),
         sample_window_size=metadata.get("relive", {}).get("sample_window_size"),
-        file_bytes=sum(files.size_bytes(entry.path(formats)) for entry in entries),
+        file_bytes=sum(map(files.total_bytes, {entry.path(formats) for entry in entries})),
         columns=schema.columns,
         column_bytes=column_bytes,
         optional=sorted(schema.defaults),

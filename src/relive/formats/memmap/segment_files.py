@@ -291,7 +291,7 @@ class SegmentWriter:
             self._texts.sync()
 
     def close(self) -> None:
-        """Close the files; twice is fine."""
+        """Close the files, until more is appended; twice is fine."""
         for one in self._files.values():
             one.close()
         if self._texts is not None:

@@ -32,7 +32,8 @@ from relive.warning import warn
 
 __all__ = ["SegmentFolder"]
 
-_MOST_WRITERS = 2
+_MOST_WRITERS = 64  # so many layouts in turn do not make more segments than one would
+_MOST_OPEN = 2
 _LIMIT_SHARE = 16  # a segment holds at most this part of what the limits let stay
 
 
@@ -101,7 +102,9 @@ class SegmentFolder:
             ends = Ends.of_files(path, head.spec)
             is_ours_alone = all(files.has_one_name(path / name) for name in head.names())
             if is_ours_alone and ends.rows < head.num_rows:
-                self._writers[head.spec] = SegmentWriter(path, segment, head, ends)
+                writer = SegmentWriter(path, segment, head, ends)
+                writer.close()  # until there is something to append
+                self._writers[head.spec] = writer
 
     def check_whole(self, record: Record) -> None:
         """Refuse a segment that does not reach to the end of a trajectory.
@@ -229,11 +232,13 @@ class SegmentFolder:
                 writer = None
             if writer is None:
                 writer = self._create(spec, len(packed.records), sync=sync)
+            self._writers[spec] = self._writers.pop(spec)
+            for resting in list(self._writers.values())[:-_MOST_OPEN]:
+                resting.close()
             location = writer.append(packed)
             if sync:
                 writer.sync()
             self._num_live[writer.number] = self._num_live.get(writer.number, 0) + 1
-            self._writers[spec] = self._writers.pop(spec)
             return location
 
     def _may_take(self, writer: SegmentWriter, packed: Packed) -> bool:

@@ -84,7 +84,7 @@ class TextWriter:
         self._ends.sync()
 
     def close(self) -> None:
-        """Close the files; twice is fine."""
+        """Close the files, until more is written; twice is fine."""
         self._texts.close()
         self._ends.close()
 
