@@ -165,8 +165,6 @@ def cold_test(session: Session) -> list[Finding]:
                 session.labelled("untested", "without the test", rounds["untested"]),
             )
             target = Target(longer="relive", shorter="untested", at_most=1.05)
-            found.append(
-                Case("cold-test", f"{name} rows, n={num}", num, measured, (target,))
-            )
+            found.append(Case("cold-test", f"{name} rows, n={num}", num, measured, (target,)))
         session.close_all()
     return found

@@ -18,7 +18,7 @@ __all__ = ["checkpoint", "disk_bytes", "memory", "size", "sustained"]
 
 FEW = 1_000
 """Trajectories of the small index."""
-FILL_BLOCK = 10_000
+FILL_BLOCK = 50_000
 """How many are added between two words on how far it is."""
 ADDS = 200
 """Adds timed in one round, with their share of the writing."""
@@ -65,13 +65,12 @@ def size(session: Session) -> list[Finding]:
 
 
 def _fill(session: Session, relive: Peer, there: int, count: int) -> int:
-    relive.call("prepare", {"count": 8})
+    relive.call("prepare", {"count": 1})
     while there < count:
         block = min(FILL_BLOCK, count - there)
-        seconds = relive.call("fill", {"count": block}).seconds[0]
+        seconds = relive.call("fill_alike", {"count": block}).seconds[0]
         there += block
         session.note(f"size: {there:,} trajectories, the last {block / seconds:,.0f} a second")
-    relive.call("settle")
     return there
 
 

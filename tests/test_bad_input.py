@@ -120,7 +120,7 @@ class TestConstructor:
             {"max_samples": -1},
             {"max_bytes": 1.5},
             {"cache_bytes": True},
-            {"max_pending_bytes": None},
+            {"max_pending_bytes": 0},
         ],
         ids=str,
     )

@@ -439,7 +439,7 @@ class TestLoading:
             buffer.load_checkpoint(tmp_path / "store")
             assert (len(buffer), ks_of(buffer)) == (3, {1, 2})
             buffer.save_checkpoint(tmp_path / "checkpoint")
-            with pytest.warns(UserWarning, match="1 trajectories of the store"):
+            with pytest.warns(UserWarning, match="1 trajectory of the store"):
                 buffer.load_checkpoint(tmp_path / "checkpoint")
             assert len(buffer) == 2
 

@@ -15,13 +15,14 @@ from relive.errors import CorruptFileError, FormatVersionError, MissingFileError
 from relive.index import Numbering
 from relive.index_file import (
     IndexContents,
+    IndexWriter,
     numbering_from_json,
     numbering_to_json,
     read_index,
     read_metadata,
-    write_index,
     write_metadata,
 )
+from relive.record_table import RecordTable
 from relive.spec import ColumnSpec, Schema
 
 METADATA = {
@@ -42,7 +43,7 @@ def some_contents(num: int = 3) -> IndexContents:
     ]
     schema = Schema({"rewards": ColumnSpec("float32")})
     return IndexContents(
-        records={record.trajectory_id: record for record in records},
+        records=RecordTable(records),
         numbering=Numbering(num + 4, 2, 1000),
         schema=schema,
         generation=5,
@@ -51,7 +52,9 @@ def some_contents(num: int = 3) -> IndexContents:
 
 
 def write(path: Path, contents: IndexContents) -> str:
-    return write_index(path, contents, sync=False, between_slices=lambda: None)
+    writer = IndexWriter(contents)
+    writer.write(path, sync=False)
+    return writer.xxh3
 
 
 def changed(path: Path, change: Any) -> Path:
@@ -101,7 +104,8 @@ class TestIndexFile:
             record = make_record(n, 10 * n, layout=make_layout(2, name=f"c{n}"))
             contents.records[n] = record
         path = tmp_path / "trajectory_index.json"
-        write_index(path, contents, sync=False, between_slices=lambda: calls.append(1))
+        writer = IndexWriter(contents, between_slices=lambda: calls.append(1))
+        writer.write(path, sync=False)
         assert len(calls) >= 8
 
     def test_rlinfs_own_index_is_read_as_such(self, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from relive.errors import ClosedError, FormatVersionError, MissingFileError
 from relive.index import Numbering
 from relive.index_file import INDEX_NAME, IndexContents, read_index
 from relive.journal import Journal
-from relive.journal_lines import JOURNAL_NAME, decode_line, encode_line, read_lines
+from relive.journal_lines import JOURNAL_NAME, decode_line, encode_line, open_lines
 from relive.journal_replay import PREVIOUS_SUFFIX, replay
 from relive.spec import ColumnSpec, Schema
 
@@ -162,8 +162,8 @@ class TestLines:
             assert decode_line(line[:length]) is None
 
     def test_a_missing_file_has_no_lines(self, tmp_path: Path) -> None:
-        lines = read_lines(tmp_path / JOURNAL_NAME)
-        assert (lines.changes, lines.generation, lines.valid_bytes) == ([], -1, 0)
+        lines = open_lines(tmp_path / JOURNAL_NAME)
+        assert (list(lines), lines.generation, lines.valid_bytes) == ([], -1, 0)
 
     def test_a_journal_of_a_later_release_is_told_apart(self, tmp_path: Path) -> None:
         line = encode_line({"op": "begin", "version": 2, "generation": 0})

@@ -45,7 +45,7 @@ LAYERS = (
     ("id_table", "read_file", "record", "record_json"),
     ("record_table",),
     ("column_spec", "gather", "index", "leases", "output_pool", "spec", "texts"),
-    ("batches", "buffer_state", "index_file"),
+    ("batches", "buffer_state", "index_arrays", "index_file"),
     ("cache", "channel", "collection", "collector", "formats", "gym", "samplers"),
     ("describe", "draws", "format_set", "journal", "journal_lines", "journal_replay"),
     ("folder", "writer"),

@@ -29,11 +29,11 @@ class TestLimits:
         with pytest.raises(InvalidArgumentError, match=rf"{name} is {bound!r}, .* at least 1"):
             Limits(**{name: bound})
 
-    def test_the_write_queue_is_never_without_bound(self) -> None:
-        with pytest.raises(
-            InvalidArgumentError, match=r"max_pending_bytes is None, .* at least 1$"
-        ):
-            Limits(max_pending_bytes=None)  # type: ignore[arg-type]  # that it is refused is the point
+    @pytest.mark.parametrize("name", NAMES)
+    def test_none_is_no_bound(self, name: str) -> None:
+        limits = Limits(**{name: None})
+        assert getattr(limits, name) is None
+        assert not limits.exceeded(10**9, 10**12, 10**15)
 
     def test_numpys_integers_are_bounds_too(self) -> None:
         limits = Limits(max_samples=np.int64(3))

@@ -158,7 +158,7 @@ class TestStores:
             store = tmp_path / "stores" / f"{rank}"
             before = {path.name: path.stat().st_mtime_ns for path in store.glob("*.pt")}
             with open_rank(store, if_exists="resume") as buffer:
-                with pytest.warns(UserWarning, match=r"1 trajectories of the store .*aside"):
+                with pytest.warns(UserWarning, match=r"1 trajectory of the store .*aside"):
                     buffer.load_checkpoint(
                         tmp_path / "b", is_distributed=True, local_rank=rank, world_size=2
                     )

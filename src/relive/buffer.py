@@ -209,7 +209,7 @@ class TrajectoryReplayBuffer(BufferReader):
                 opened, formats=self._formats, durability=durability, metadata=self._metadata
             )
         except BaseException:  # Ctrl+C among others: the folder must not stay locked
-            opened.lock.release()
+            opened.release()
             raise
 
     def _go_on(self, disk: Disk, found: Replay) -> None:
@@ -438,9 +438,11 @@ class TrajectoryReplayBuffer(BufferReader):
         elif saved is not None:
             self._draws.go_on_from(saved, counter)
         if num_aside:
+            is_one = num_aside == 1
             warn(
-                f"{num_aside} trajectories of the store that were not loaded left the index; their "
-                f"files were moved to {ASIDE_NAME!r} in its folder"
+                f"{num_aside} {'trajectory' if is_one else 'trajectories'} of the store that "
+                f"{'was' if is_one else 'were'} not loaded left the index; "
+                f"{'its' if is_one else 'their'} files were moved to {ASIDE_NAME!r} in its folder"
             )
         if not entries:
             warn(

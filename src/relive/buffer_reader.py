@@ -200,11 +200,8 @@ class BufferReader:
             ClosedError: The buffer is closed.
         """
         self._check_open()
-        try:
-            ids = np.asarray(row_ids)
-        except ValueError:
-            ids = np.empty(0)  # of lists of several lengths
-        if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
+        ids = _as_array(row_ids)
+        if ids.ndim != 1 or not ids.size or not _are_integers(ids):
             raise InvalidArgumentError(
                 f"row_ids is {row_ids!r:.200}, but must be integers [N] with N of at least 1; give "
                 "such as info.row_ids of sample(..., return_info=True)"
@@ -212,6 +209,8 @@ class BufferReader:
         with self._store.view(0) as view:
             if view.schema is None:
                 raise evicted_rows(ids)
+            if ids.dtype.kind != "i" and len(beyond := ids[~_are_in_int64(ids)]):
+                raise evicted_rows(beyond)
             plan = self._plan(view.schema, columns)
             batch, tables = self._store.gather(view, ids.astype(np.int64), plan)
         return build_batch(batch, tables, plan, self._framework, "strings")
@@ -340,3 +339,23 @@ class BufferReader:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("the buffer is closed, but only an open one is of use; open another")
+
+
+def _as_array(row_ids: Any) -> NDArray[Any]:
+    try:
+        ids = np.asarray(row_ids)
+    except ValueError:
+        return np.empty(0)  # of lists of several lengths
+    # NumPy makes floats of integers that no one type of its holds.
+    return np.asarray(row_ids, object) if ids.dtype.kind == "f" else ids
+
+
+def _are_integers(ids: NDArray[Any]) -> bool:
+    """Tell whether these are integers; beyond 64 bits NumPy holds them as objects of Python."""
+    return ids.dtype.kind in "iu" or (ids.dtype == object and all(type(one) is int for one in ids))
+
+
+def _are_in_int64(ids: NDArray[Any]) -> NDArray[np.bool_]:
+    """Tell which integers are row ids at all; as int64 the others would be other ids."""
+    bounds = np.iinfo(np.int64)
+    return np.asarray((ids >= bounds.min) & (ids <= bounds.max), np.bool_)

@@ -9,7 +9,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from relive.errors import UnsupportedValueError
 from relive.options import check_count
+from relive.tensors import is_array
 
 __all__ = ["TrajectoryCache"]
 
@@ -70,7 +72,18 @@ class TrajectoryCache:
         Args:
             trajectory_id: Its id; one that is held already is replaced in its place.
             columns: Its columns by full name, each `[rows, ...]`.
+
+        Raises:
+            UnsupportedValueError: `columns` is no mapping, or a column no array.
         """
+        given: object = columns
+        is_mapping = isinstance(given, Mapping)
+        if not is_mapping or not all(map(is_array, columns.values())):
+            what = "holds what is no array" if is_mapping else f"is a {type(given).__name__}"
+            raise UnsupportedValueError(
+                f"columns of trajectory {trajectory_id} {what}, but must be a mapping from names "
+                "to arrays [rows, ...]; give one such as {'rewards': rewards}"
+            )
         size = sum(column.nbytes for column in columns.values())
         if not self.max_size or (self.max_bytes is not None and size > self.max_bytes):
             self.discard(trajectory_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,13 @@ from relive.format_set import FormatSet
 from relive.formats.base import Copier
 from relive.formats.checksum import checksums
 from relive.index import Window
+from relive.index_arrays import ARRAYS_NAME, Covered, IndexArrays, write_arrays
 from relive.index_file import (
     INDEX_NAME,
     METADATA_NAME,
     VERSION,
     IndexContents,
-    write_index,
+    IndexWriter,
     write_metadata,
 )
 from relive.record import Record
@@ -55,7 +56,7 @@ def metadata_of(
     return {
         "trajectory_format": format_name,
         "size": len(contents.records),
-        "total_samples": sum(record.num_rows for record in contents.records.values()),
+        "total_samples": contents.records.num_rows,
         "trajectory_counter": contents.numbering.next_trajectory_id,
         "seed": seed,
         "relive": {"version": VERSION, "kind": kind, "generation": contents.generation, **ours},
@@ -65,7 +66,7 @@ def metadata_of(
 def save_checkpoint(
     path: Path,
     contents: IndexContents,
-    write_files: Callable[[Path], Sequence[Record]],
+    write_files: Callable[[Path], Iterable[Record]],
     metadata: Callable[[IndexContents], dict[str, Any]],
 ) -> None:
     """Write a checkpoint, replacing an older one at the same place.
@@ -73,7 +74,8 @@ def save_checkpoint(
     Args:
         path: Where it is to be.
         contents: Index without records.
-        write_files: Writes all trajectories into a folder, fsynced, and returns their records.
+        write_files: Writes all trajectories into a folder, fsynced, and gives their records as
+            it goes.
         metadata: Gives `metadata.json` for the completed index.
 
     Raises:
@@ -86,11 +88,14 @@ def save_checkpoint(
         _check_place(path)
         settle(path, tidy=True)
         with files.building_folder(path) as folder:
-            records = {r.trajectory_id: r for r in write_files(folder)}
-            whole_index = replace(contents, records=records)
-            digest = write_index(folder / INDEX_NAME, whole_index, sync=True)
-            whole = metadata(whole_index)
-            whole["relive"]["index_xxh3"] = digest
+            writer = IndexWriter(contents, write_files(folder))
+            writer.write(folder / INDEX_NAME, sync=True)
+            writer.rebase()
+            covered = Covered(writer.size_bytes, writer.xxh3)
+            arrays = IndexArrays(contents, index=covered)
+            write_arrays(folder / ARRAYS_NAME, arrays, sync=True)
+            whole = metadata(contents)
+            whole["relive"]["index_xxh3"] = writer.xxh3
             whole["relive"]["saved_at"] = time.time()
             write_metadata(folder / METADATA_NAME, whole, sync=True)
             old = _put_in_place(folder, path)
@@ -103,7 +108,7 @@ def save_checkpoint(
 
 def write_trajectories(
     store: Store, window: Window, folder: Path, formats: FormatSet
-) -> list[Record]:
+) -> Iterator[Record]:
     """Write trajectories of a settled view into another folder, fsynced.
 
     Args:
@@ -112,7 +117,7 @@ def write_trajectories(
         folder: Where to.
         formats: Those of the store; its own is used for what no file has.
 
-    Returns:
+    Yields:
         Their records, oldest first.
 
     Raises:
@@ -120,7 +125,6 @@ def write_trajectories(
         CorruptFileError: A file of the store is cut.
         OSError: The disk refused.
     """
-    records = []
     copiers: dict[str, Copier] = {}
     try:
         for trajectory_id in window.trajectory_ids.tolist():
@@ -134,10 +138,9 @@ def write_trajectories(
                     form = formats.of(record)
                     copiers[record.format] = form.copier(store.disk.folder, folder, sync=True)
                 record = copiers[record.format](record)
-            records.append(record)
+            yield record
     finally:
         formats.release(folder)  # whose files are never written to again
-    return records
 
 
 def _check_place(path: Path) -> None:
@@ -150,7 +153,9 @@ def _check_place(path: Path) -> None:
             path=str(path),
         )
     names = files.list_names(path)
-    ours = re.compile(r"trajectory_\d+_.*\.[a-z]+|trajectory_index\.json|metadata\.json|segments")
+    ours = re.compile(
+        r"trajectory_\d+_.*\.[a-z]+|trajectory_index\.(?:json|bin)|metadata\.json|segments"
+    )
     others = [name for name in names if not ours.fullmatch(name)]
     if others or (names and METADATA_NAME not in names):
         raise StoreExistsError(

@@ -7,6 +7,7 @@ Axes and terms (T, B, E, part, group, epoch, chunk step) are those of docs/gloss
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from relive.errors import (
     TimeLimitError,
     UnsupportedValueError,
 )
-from relive.options import check_count, check_kind, checked_names, checked_time_limit
+from relive.options import check_count, check_kind, checked_names, checked_time_limit, is_count
 from relive.part import TrajectoryPart
 from relive.trajectory import Trajectory
 
@@ -51,11 +52,11 @@ class TrajectoryCollector:
     `model_weights_id` is the one that its parts name; one made from the versions
     (`relive.collection.blocks.weights_id`) when they name none or several; else "".
 
-    **Twice, late, never.** A part that comes again with the same values is counted and ignored,
-    and so is one of a trajectory that has left, or of an incarnation that a newer one has
-    replaced. Finished trajectories are remembered as one counter per group and at most `max_open`
-    numbers above it; when more finish before a number of which nothing has come, that number is
-    given up, with a warning.
+    **Twice, late, never.** A part that comes again with the same values is counted and ignored.
+    So is one of a trajectory that has left, whatever its values, and one of an incarnation that a
+    newer one has replaced. Finished trajectories are remembered as one counter per group and at
+    most `max_open` numbers above it; when more finish before a number of which nothing has come,
+    that number is given up, with a warning. Groups are never forgotten: each costs about 1 kB.
 
     **Restarts.** The first part of a newer incarnation closes what the older one left, with a
     warning: whole epochs leave as a trajectory, and the complete chunk steps of the begun epoch as
@@ -70,23 +71,25 @@ class TrajectoryCollector:
         columns: What makes a chunk step complete: names of columns ("rewards", "curr_obs/states")
             or of nested dicts ("curr_obs"), which any column inside satisfies. Parts may bring
             others too, up to the one that completes the step. None: one part is a chunk step.
+            Flags that are named make an epoch's first flags complete, too.
         bootstrap_values: Wait for every epoch's part of step `steps_per_epoch`, which brings the
             bootstrap row of `prev_values`. False refuses such parts.
-        initial_flags: Wait for every epoch's part of step -1. False takes those that come before
-            the trajectory leaves.
+        initial_flags: Wait for every epoch's first flags, the parts of step -1. False takes those
+            that come before the trajectory leaves.
         split: Cut each trajectory along B: into so many, sizes differing by at most one, or into
             these sizes, whose sum is B.
         join: Names of groups that are joined along B, in this order, before they are split: the
             first trajectory that each of them finishes, then the second, and so on. They share
             their columns. What is closed early leaves alone and uncut.
-        max_open: How many trajectories may be open or waiting to be joined at a time.
+        max_open: How many trajectories may be open or waiting to be joined at a time; those of
+            groups that are joined count as the one that they become.
         stall_timeout_s: How long an open trajectory may go without a new part, in seconds; finite,
             above 0.
-        max_episode_length: Stamped on every trajectory; at least 0, which means unknown.
+        max_episode_length: Stamped on every trajectory; from 0, which means unknown, to 2**63 - 1.
 
     Raises:
-        InvalidArgumentError: An argument is out of range, names what is no field of a
-            trajectory, or names a group twice.
+        InvalidArgumentError: An argument is out of range or of another type, names what is no
+            field of a trajectory, or names a group twice; `split` or `join` has no order.
 
     Example:
         >>> import numpy as np
@@ -122,7 +125,7 @@ class TrajectoryCollector:
                 f"stall_timeout_s is {stall_timeout_s!r}, but must be above 0, since no part comes "
                 "at once; give the longest time between two parts"
             )
-        self._max_episode_length = check_count("max_episode_length", max_episode_length, 0)
+        self._max_episode_length = _checked_length(max_episode_length)
         check_kind("bootstrap_values", bootstrap_values, bool)
         check_kind("initial_flags", initial_flags, bool)
         plan = RolloutPlan(
@@ -132,7 +135,9 @@ class TrajectoryCollector:
             bootstrap_values,
             initial_flags,
         )
-        self._assembly = Assembly(plan, split, checked_names("join", join), max_open)
+        names = checked_names("join", join, ordered=True)
+        self._assembly = Assembly(plan, split, names, max_open)
+        self._held: list[Trajectory] = []  # what `run` could not hand over, in order
         self._stalls_at = monotonic() + self._stall_timeout_s  # at the earliest
         self._is_closed = False
         self._num_refused = 0
@@ -145,8 +150,8 @@ class TrajectoryCollector:
             part: Any part of any group; its arrays may be read-only and may be reused afterwards.
 
         Returns:
-            The trajectories that are whole with it, mostly none; and what a restart closed. The
-            caller owns their memory.
+            The trajectories that are whole with it, mostly none; and what a restart closed. Before
+            these what a `run` could not hand over. The caller owns their memory.
 
         Raises:
             PartMismatchError: The part is past the last epoch or step, has no column, a column
@@ -175,7 +180,7 @@ class TrajectoryCollector:
             except ReplayError:
                 self._num_refused += 1
                 raise
-        return self._build(blocks)
+            return self._leave(blocks)
 
     def flush(self, *, allow_missing: bool = False) -> list[Trajectory]:
         """Close every open trajectory as a restart of its group would.
@@ -187,18 +192,18 @@ class TrajectoryCollector:
             allow_missing: Drop complete chunk steps after a missing part, with a warning.
 
         Returns:
-            What was complete, by group in order of first appearance, then by number.
+            What a `run` could not hand over; then what was complete, by group in order of first
+            appearance, then by number.
 
         Raises:
             PartMismatchError: A part is missing before a complete chunk step, unless
                 `allow_missing`. The collector is as it was before.
         """
         with self._lock:
-            blocks = self._assembly.flush(allow_missing)
-        return self._build(blocks)
+            return self._leave(self._assembly.flush(allow_missing))
 
     def close(self, *, allow_missing: bool = False) -> list[Trajectory]:
-        """Flush, and take no more parts. Closing again returns nothing.
+        """Flush, and take no more parts. Closing again returns what a `run` left since, if any.
 
         Args:
             allow_missing: See `flush`.
@@ -212,7 +217,7 @@ class TrajectoryCollector:
         with self._lock:
             blocks = self._assembly.flush(allow_missing)
             self._is_closed = True
-        return self._build(blocks)
+            return self._leave(blocks)
 
     def check_stalled(self) -> None:
         """Do nothing as long as every open trajectory got a part within the time limit.
@@ -241,8 +246,9 @@ class TrajectoryCollector:
         """Pump one channel into the other, in the caller's thread, until the first is closed.
 
         Then closes the collector, hands over what was left and closes the second channel. Both
-        channels are closed in any case, so that an error leaves nobody waiting; after one,
-        `close` returns what was left.
+        channels are closed in any case, so that an error leaves nobody waiting. After one, what
+        was finished and not handed over is still here, in order, and so is what is open: the next
+        `run` between other channels goes on with it, or `close` returns it.
 
         Args:
             parts: Where the workers put their parts. When none comes for the channel's own time
@@ -257,13 +263,16 @@ class TrajectoryCollector:
             TimeLimitError: See `check_stalled`; or a channel's time limit was reached.
             ClosedError: `trajectories` was closed by someone else while one was to be handed over.
         """
+        leaving: deque[Trajectory] = deque()
         try:
             while (part := self._next_part(parts)) is not None:
-                for trajectory in self.add(part):
-                    trajectories.put(trajectory)
-            for trajectory in self.close():
-                trajectories.put(trajectory)
+                leaving.extend(self.add(part))
+                _hand_over(leaving, trajectories)
+            leaving.extend(self.close())
+            _hand_over(leaving, trajectories)
         finally:
+            with self._lock:
+                self._held.extend(leaving)
             parts.close()
             trajectories.close()
 
@@ -282,8 +291,11 @@ class TrajectoryCollector:
         with self._lock:
             return {**self._assembly.get_stats(), "num_refused_parts": float(self._num_refused)}
 
-    def _build(self, blocks: Iterable[Block]) -> list[Trajectory]:
-        return [build(block, self._max_episode_length) for block in blocks]
+    def _leave(self, blocks: Iterable[Block]) -> list[Trajectory]:
+        """Return what leaves now; the caller holds the lock."""
+        leaving = self._held + [build(block, self._max_episode_length) for block in blocks]
+        self._held = []
+        return leaving
 
     def _next_part(self, parts: Channel[TrajectoryPart]) -> TrajectoryPart | None:
         """Wait for a part; None when there will be none."""
@@ -302,3 +314,19 @@ class TrajectoryCollector:
                         "but the collector waits no longer; close the channel when the workers "
                         f"are done, or give it a longer timeout_s ({error})"
                     ) from error
+
+
+def _hand_over(leaving: deque[Trajectory], trajectories: Channel[Trajectory]) -> None:
+    """Put them all; what could not be put stays in `leaving`."""
+    while leaving:
+        trajectories.put(leaving[0])
+        leaving.popleft()
+
+
+def _checked_length(length: object) -> int:
+    if not is_count(length, 0) or int(length) >= 1 << 63:
+        raise InvalidArgumentError(
+            f"max_episode_length is {length!r}, but must be an integer from 0 to 2**63 - 1; leave "
+            "it at 0 when unknown"
+        )
+    return int(length)

@@ -280,7 +280,7 @@ class Disk:
                 leaving.clear()  # when tried again, others may stand in their places
             finish_moves(self.folder, self.formats, loaded, incoming.name)
             self._journal.mark_moved()
-            self.formats.take_up(self.folder, Index(self._journal.contents.records.values()))
+            self.formats.take_up(self.folder, Index.over(self._journal.contents.records))
             self._is_in_place = True
             self._is_exported = False
             self._export(is_closing=False)

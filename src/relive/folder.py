@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from relive import files
 from relive.disk_errors import naming_disk_errors
 from relive.errors import (
@@ -25,13 +27,14 @@ from relive.errors import (
     StoreExistsError,
 )
 from relive.format_set import FormatSet
-from relive.formats.memmap import SEGMENTS_NAME
+from relive.formats.memmap import SEGMENTS_NAME, segment_path
 from relive.index import Numbering
+from relive.index_arrays import ARRAYS_NAME
 from relive.index_file import INDEX_NAME, METADATA_NAME
 from relive.journal_lines import JOURNAL_NAME
 from relive.journal_replay import PREVIOUS_SUFFIX, Replay, replay
 from relive.locks import LOCK_NAME, FolderLock
-from relive.record import Record
+from relive.record import PLACE_BITS, Record
 from relive.warning import cause_of, warn
 
 __all__ = [
@@ -60,6 +63,7 @@ _OWN_NAMES = frozenset(
         INDEX_NAME,
         METADATA_NAME,
         JOURNAL_NAME,
+        ARRAYS_NAME,
         INDEX_NAME + PREVIOUS_SUFFIX,
         JOURNAL_NAME + PREVIOUS_SUFFIX,
         ASIDE_NAME,
@@ -79,6 +83,12 @@ class OpenedFolder:
     """Held until the store is closed."""
     found: Replay | None
     """Its index; None when it is new."""
+
+    def release(self) -> None:
+        """Let go of it without having written."""
+        if self.found is not None:
+            self.found.close()
+        self.lock.release()
 
 
 def open_folder(
@@ -125,6 +135,7 @@ def _open(folder: Path, formats: FormatSet, if_exists: IfExists, break_lock: boo
         files.create_folder(folder)
         files.sync_folder(folder.parent)
     lock = FolderLock(folder, break_lock=break_lock)
+    found = None
     try:
         _check_contents(folder, if_exists)  # again: another process may have been here
         names = files.list_names(folder)
@@ -139,13 +150,14 @@ def _open(folder: Path, formats: FormatSet, if_exists: IfExists, break_lock: boo
                 files.remove_any(folder / name)  # of a load that changed nothing yet
         if if_exists == "overwrite":
             _wipe(folder, formats, found)
+            found.close()
             return OpenedFolder(folder, lock, None)
         _repair(folder, formats, found)
         for problem in found.problems:
             warn(f"{str(folder)!r}: {problem}")
         return OpenedFolder(folder, lock, found)
     except BaseException:  # Ctrl+C among others: the folder must not stay locked
-        lock.release()
+        OpenedFolder(folder, lock, found).release()
         raise
 
 
@@ -204,10 +216,14 @@ def _repair(folder: Path, formats: FormatSet, found: Replay) -> None:
         finish_moves(folder, formats, records.values(), found.moving)
     if not found.is_closed:
         _check_unsynced(folder, formats, found)
-    known = {formats.of(record).path(folder, record) for record in records.values()}
-    left = [name for name in _names_in(folder) if folder / name not in known]
-    orphans = [(n, int(match[1])) for n in left if (match := _TRAJECTORY_FILE.fullmatch(n))]
-    segments = [name for name in left if name.startswith(f"{SEGMENTS_NAME}/")]
+    names = _names_in(folder)
+    matches = [(name, match) for name in names if (match := _TRAJECTORY_FILE.fullmatch(name))]
+    ids = set(records) if matches else set()
+    orphans = [(name, int(match[1])) for name, match in matches if int(match[1]) not in ids]
+    numbers = np.unique(records.column("place") >> PLACE_BITS).tolist()
+    known = {segment_path(folder, number).name for number in numbers if number >= 0}
+    inside = [name.removeprefix(f"{SEGMENTS_NAME}/") for name in names if "/" in name]
+    segments = [f"{SEGMENTS_NAME}/{name}" for name in inside if name not in known]
     if segments:
         found.problems.append(
             f"{len(segments)} segments hold nothing that is in the index, such as {segments[0]!r}: "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which trajectories there are, in which order, and which rows are theirs. No I/O.
+"""Which trajectories there are, in which order, and which rows are theirs.
 
 The numbers that sampling needs lie in arrays that are only ever appended to, so a `Window` is
 a slice of them: taking one costs the same for ten trajectories and for a million, and it stays
@@ -8,14 +8,16 @@ as it was while the index goes on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relive.errors import EvictedError, InvalidArgumentError
+from relive.id_table import IdTable
 from relive.record import Record
+from relive.record_table import RecordTable
 
 __all__ = ["MAX_ROW_ID", "Index", "Numbering", "Window", "evicted_rows"]
 
@@ -26,8 +28,8 @@ _MAX_TRAJECTORY_ID = 1 << 62
 
 _START_AGAIN = "load the checkpoint into an empty folder"
 
-_ID, _FIRST_ROW_ID, _END, _COUNT, _NUM_ENVS, _PLACE = range(6)
-_NUM_FIELDS = 6
+_COLUMNS = ("trajectory_id", "first_row_id", "end", "count", "num_envs", "place")
+_BLOCK = 256  # records looked up at once by those who go through all
 
 _RANK_SPACING = 1 << 40
 """Row ids set apart for each rank of a distributed load."""
@@ -185,41 +187,80 @@ def evicted_rows(row_ids: NDArray[np.int64]) -> EvictedError:
 
 
 class Index:
-    """Records in order of arrival, with their rows. Not safe for several threads at once."""
+    """Trajectories in order of arrival, with their rows. Not safe for several threads at once.
+
+    Of what a store has on disk only numbers are here, 48 bytes a trajectory; records are looked up
+    in a `RecordTable`. Records of trajectories that no file has are kept.
+    """
 
     def __init__(self, records: Iterable[Record] = (), numbering: Numbering | None = None) -> None:
         self.numbering = numbering or Numbering()
         """Ids of the next trajectory."""
         self.version = 0
         """Rises with each change."""
-        self._records: dict[int, Record] = {}
-        self._table = np.empty((_NUM_FIELDS, 64), np.int64)
-        self._start = self._stop = 0
+        self._held: dict[int, Record] = {}
+        self._stored: RecordTable | None = None
+        self._rows = IdTable(dict.fromkeys(_COLUMNS, "int64"))
         self._size_bytes = 0
         self._is_ordered = True
         self._by_row: tuple[tuple[int, int], NDArray[np.int64]] | None = None
         for record in records:
             self.add(record)
 
+    @classmethod
+    def over(cls, stored: RecordTable, numbering: Numbering | None = None) -> Index:
+        """Return an index of all that a store has on disk.
+
+        Args:
+            stored: Its records, which are looked up there from then on, those of trajectories
+                that get stored later too.
+            numbering: Ids of the next trajectory.
+        """
+        index = cls((), numbering)
+        index._stored = stored
+        counts = stored.column("num_rows").astype(np.int64)
+        firsts = stored.column("first_row_id").astype(np.int64)
+        columns = (
+            stored.column("trajectory_id").astype(np.int64),
+            firsts,
+            np.cumsum(counts),
+            counts,
+            stored.column("num_envs").astype(np.int64),
+            stored.column("place").astype(np.int64),
+        )
+        index._rows = IdTable.of(dict(zip(_COLUMNS, columns, strict=True)))
+        index._is_ordered = bool((firsts[1:] >= firsts[:-1]).all())
+        index._size_bytes = stored.size_bytes
+        return index
+
     def __len__(self) -> int:
         """Return the number of trajectories."""
-        return len(self._records)
+        return len(self._rows)
 
     def __iter__(self) -> Iterator[Record]:
         """Go through the records, oldest first."""
-        return iter(self._records.values())
+        ids = self._rows.column("trajectory_id")
+        for start in range(0, len(ids), _BLOCK):
+            yield from self._several(ids[start : start + _BLOCK].tolist())
+
+    def _several(self, trajectory_ids: Sequence[int]) -> Iterator[Record]:
+        stored = [one for one in trajectory_ids if one not in self._held]
+        found = self._stored.several(stored) if self._stored is not None and stored else []
+        looked_up = iter(found)
+        for one in trajectory_ids:
+            yield self._held[one] if one in self._held else next(looked_up)
 
     def __contains__(self, trajectory_id: object) -> bool:
         """Tell whether there is such a trajectory."""
-        return trajectory_id in self._records
+        if trajectory_id in self._held:
+            return True
+        return isinstance(trajectory_id, int) and self._rows.row_of(trajectory_id) >= 0
 
     @property
     def num_rows(self) -> int:
         """Rows of all trajectories."""
-        if self._start == self._stop:
-            return 0
-        end, count = self._table[[_END, _COUNT], self._start]
-        return int(self._table[_END, self._stop - 1] - end + count)
+        ends = self._rows.column("end")
+        return int(ends[-1] - ends[0] + self._rows.column("count")[0]) if len(ends) else 0
 
     @property
     def size_bytes(self) -> int:
@@ -231,25 +272,28 @@ class Index:
 
         Raises:
             EvictedError: There is none of this id.
+            CorruptFileError: The file that holds it is damaged.
+            StorageError: The disk cannot read it.
         """
-        try:
-            return self._records[trajectory_id]
-        except KeyError:
+        held = self._held.get(trajectory_id)
+        if held is not None:
+            return held
+        if self._stored is None or self._rows.row_of(trajectory_id) < 0:
             raise EvictedError(
                 f"trajectory {trajectory_id} is not in this buffer, but only those that were "
                 "neither evicted nor deleted can be read; sample with return_info=True for ids "
                 "that are there",
                 ids=(trajectory_id,),
-            ) from None
+            )
+        return self._stored[trajectory_id]
 
     def oldest(self) -> Record:
         """Return the record of the oldest trajectory; there must be one."""
-        return next(iter(self._records.values()))
+        return self.get(int(self._rows.column("trajectory_id")[0]))
 
     def newest(self, num: int) -> list[Record]:
         """Return the newest records, oldest of them first; 0 means all."""
-        ids = self.window(num).trajectory_ids.tolist()
-        return [self._records[trajectory_id] for trajectory_id in ids]
+        return list(self._several(self._rows.column("trajectory_id", num).tolist()))
 
     def add(self, record: Record) -> None:
         """Append a record.
@@ -257,20 +301,18 @@ class Index:
         Raises:
             InvalidArgumentError: There is one of this id already.
         """
-        if record.trajectory_id in self._records:
+        if record.trajectory_id in self:
             raise InvalidArgumentError(
                 f"trajectory {record.trajectory_id} is in the index already, but an id stands for "
                 "one trajectory; remove it first"
             )
-        if self._stop == self._table.shape[1]:
-            self._make_room()
-        is_first = self._start == self._stop
-        end = 0 if is_first else int(self._table[_END, self._stop - 1])
-        if is_first:
+        firsts, end = self._rows.column("first_row_id", 1), 0
+        if not len(firsts):
             self._is_ordered = True
-        elif record.first_row_id < self._table[_FIRST_ROW_ID, self._stop - 1]:
-            self._is_ordered = False
-        self._table[:, self._stop] = (
+        else:
+            end = int(self._rows.column("end", 1)[0])
+            self._is_ordered &= record.first_row_id >= int(firsts[0])
+        self._rows.append(
             record.trajectory_id,
             record.first_row_id,
             end + record.num_rows,
@@ -278,34 +320,24 @@ class Index:
             record.num_envs,
             record.place,
         )
-        self._stop += 1
-        self._records[record.trajectory_id] = record
+        self._held[record.trajectory_id] = record
         self._size_bytes += record.size_bytes
         self.version += 1
         self.numbering = self.numbering.past(record)
 
-    def _make_room(self) -> None:
-        used = self._table[:, self._start : self._stop]
-        # windows keep the old one
-        table = np.empty((_NUM_FIELDS, max(64, 2 * used.shape[1])), np.int64)
-        table[:, : used.shape[1]] = used
-        self._table, self._start, self._stop = table, 0, used.shape[1]
-
     def replace(self, record: Record) -> None:
-        """Exchange a record for one that says more of the same trajectory."""
-        self._size_bytes += record.size_bytes - self._records[record.trajectory_id].size_bytes
-        self._records[record.trajectory_id] = record
-        ids = self._table[_ID, self._start : self._stop]
-        # also in the windows taken before: where it lay it lies no longer
-        self._table[_PLACE, self._start + self._position(ids, record.trajectory_id)] = record.place
+        """Exchange a record for one that says more of the same trajectory, such as where it lies.
 
-    @staticmethod
-    def _position(ids: NDArray[np.int64], trajectory_id: int) -> int:
-        """Find an id that is there: nearly always ids rise, and loads may bring any order."""
-        position = int(np.searchsorted(ids, trajectory_id))
-        if position < len(ids) and ids[position] == trajectory_id:
-            return position
-        return int(np.flatnonzero(ids == trajectory_id)[0])
+        What the table of stored records has is kept here no longer.
+        """
+        one = record.trajectory_id
+        self._size_bytes += record.size_bytes - self.get(one).size_bytes
+        if self._stored is not None and one in self._stored:
+            self._held.pop(one, None)
+        else:
+            self._held[one] = record
+        # also in the windows taken before: where it lay it lies no longer
+        self._rows.change(self._rows.row_of(one), "place", record.place)
 
     def remove(self, trajectory_ids: Iterable[int]) -> list[Record]:
         """Take records out.
@@ -317,31 +349,37 @@ class Index:
             EvictedError: One of them is not there; nothing was removed.
         """
         removed = [self.get(trajectory_id) for trajectory_id in dict.fromkeys(trajectory_ids)]
-        gone = {record.trajectory_id for record in removed}
+        if not removed:
+            return removed
         for record in removed:
-            del self._records[record.trajectory_id]
+            self._held.pop(record.trajectory_id, None)
             self._size_bytes -= record.size_bytes
-        while self._start < self._stop and int(self._table[_ID, self._start]) in gone:
-            gone.discard(int(self._table[_ID, self._start]))
-            self._start += 1
-        if gone:
-            used = self._table[:, self._start : self._stop]
-            kept = used[:, ~np.isin(used[_ID], np.fromiter(gone, np.int64))]
-            kept[_END] = np.cumsum(kept[_COUNT])
-            self._table, self._start, self._stop = kept, 0, kept.shape[1]
-        if removed:
-            self.version += 1
+        if self._rows.remove([record.trajectory_id for record in removed]):
+            self._rows.set_column("end", np.cumsum(self._rows.column("count")))
+        self.version += 1
         return removed
 
     def window(self, size: int) -> Window:
         """Return the newest trajectories; 0 means all of them."""
-        start = self._start if size == 0 else max(self._start, self._stop - size)
-        ids, firsts, ends, counts, num_envs, places = self._table[:, start : self._stop]
-        by_row = None if self._is_ordered else self._sorted_by_row(start, firsts)
-        return Window(ids, firsts, ends, counts, num_envs, places, by_row)
+        columns = {name: self._rows.column(name, size) for name in _COLUMNS}
+        by_row = None if self._is_ordered else self._sorted_by_row(columns["first_row_id"])
+        return Window(
+            trajectory_ids=columns["trajectory_id"],
+            first_row_ids=columns["first_row_id"],
+            ends=columns["end"],
+            counts=columns["count"],
+            num_envs=columns["num_envs"],
+            places=columns["place"],
+            by_row=by_row,
+        )
 
-    def _sorted_by_row(self, start: int, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
-        key = (self.version, start)
+    def _sorted_by_row(self, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
+        key = (self.version, len(firsts))
         if self._by_row is None or self._by_row[0] != key:
             self._by_row = (key, np.argsort(firsts, kind="stable"))
         return self._by_row[1]
+
+    def after_fork(self) -> None:
+        """Become a forked child's copy."""
+        if self._stored is not None:
+            self._stored.after_fork()

@@ -8,19 +8,23 @@ beside RLinf's own keys; docs/format.md describes every field.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import xxhash
 
 from relive import files
 from relive.errors import CorruptFileError, FormatVersionError, MissingFileError, StorageError
 from relive.index import Numbering
+from relive.read_file import ReadFile
 from relive.record import Layout, Record, natural
-from relive.record_json import LayoutTable, record_from_json, record_to_json
+from relive.record_json import record_from_json, record_text
+from relive.record_table import RecordTable
 from relive.spec import ColumnSpec, Schema
 
 __all__ = [
@@ -28,11 +32,12 @@ __all__ = [
     "METADATA_NAME",
     "VERSION",
     "IndexContents",
+    "IndexWriter",
+    "check_schema",
     "numbering_from_json",
     "numbering_to_json",
     "read_index",
     "read_metadata",
-    "write_index",
     "write_metadata",
 ]
 
@@ -41,16 +46,18 @@ METADATA_NAME = "metadata.json"
 VERSION = 1
 """Version of every JSON file of ours."""
 
+_BETWEEN = b", "
 _RESTORE = "restore it from a copy"
 
-_SLICE = 50  # records between two chances for other threads to run
+_SLICE = 50  # records or layouts encoded between two chances for other threads to run
+_COPIED = 250  # and records whose text is there already
 
 
 @dataclass
 class IndexContents:
     """What an index says."""
 
-    records: dict[int, Record] = field(default_factory=dict)
+    records: RecordTable = field(default_factory=RecordTable)
     """By id, oldest first."""
     numbering: Numbering = field(default_factory=Numbering)
     """Ids of the next trajectory."""
@@ -62,75 +69,123 @@ class IndexContents:
     """How much of the journal of this generation it covers."""
 
 
-def write_index(
-    path: Path,
-    contents: IndexContents,
-    *,
-    sync: bool,
-    between_slices: Callable[[], object] = lambda: None,
-) -> str:
-    """Write an index file, atomically.
+class IndexWriter:
+    """Writes one index file, and knows afterwards where in it the text of each record lies."""
 
-    Args:
-        path: The file.
-        contents: What to write; not changed meanwhile.
-        sync: Whether it must survive a power loss.
-        between_slices: Called every few records, so that a long write lets others run.
+    def __init__(
+        self,
+        contents: IndexContents,
+        added: Iterable[Record] = (),
+        *,
+        between_slices: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Choose what to write.
 
-    Returns:
-        xxh3-64 of the file, 16 hex digits.
+        Args:
+            contents: The index; not changed meanwhile by others.
+            added: Records that come after those of `contents` and are put into it one by one as
+                they are written.
+            between_slices: Called every few records, so that a long write lets others run.
+        """
+        self._contents = contents
+        self._added = added
+        self._between_slices = between_slices
+        self._digest = xxhash.xxh3_64()
+        self.size_bytes = 0
+        """Of the file, as far as it is written."""
+        self._starts = array("q")  # where the text of each record begins
+        self._sizes = array("I")
+        self.file: ReadFile | None = None
+        """The file, once all is written; it may have its name only after that."""
 
-    Raises:
-        OSError: The disk refused; the old file is as it was.
-    """
-    digest = xxhash.xxh3_64()
+    @property
+    def xxh3(self) -> str:
+        """xxh3-64 of the file, 16 hex digits."""
+        return self._digest.hexdigest()
 
-    def write(file: BinaryIO) -> None:
-        for piece in _pieces(contents, between_slices):
-            block = piece.encode("ascii")
-            digest.update(block)
+    def write(self, path: Path, *, sync: bool) -> None:
+        """Write the file, atomically.
+
+        Args:
+            path: The file.
+            sync: Whether it must survive a power loss.
+
+        Raises:
+            OSError: The disk refused; the old file is as it was, or with `sync` the new file is
+                there but its name may not survive a power loss.
+        """
+        files.write_atomic(path, self._fill, sync=sync)
+
+    def rebase(self) -> None:
+        """Let all records of the contents be looked up in the file just written."""
+        assert self.file is not None, "it is written first"
+        starts, sizes = np.array(self._starts, np.int64), np.array(self._sizes, np.uint32)
+        self._contents.records.rebase(self.file, starts, sizes)
+
+    def _fill(self, file: BinaryIO) -> None:
+        for block in self._blocks():
+            self._digest.update(block)
             file.write(block)
+            self.size_bytes += len(block)
+        file.flush()
+        self.file = ReadFile(Path(file.name))
 
-    files.write_atomic(path, write, sync=sync)
-    return digest.hexdigest()
+    def _blocks(self) -> Iterator[bytes]:
+        contents, records = self._contents, self._contents.records
+        yield b'{"trajectory_index": {'
+        yield from self._entries(records)
+        yield b'}, "trajectory_id_list": ['
+        ids = iter(records)
+        separator = ""
+        while numbers := list(islice(ids, 100 * _SLICE)):
+            yield (separator + ", ".join(map(str, numbers))).encode("ascii")
+            separator = ", "
+            self._between_slices()
+        ours = {
+            "version": VERSION,
+            "generation": contents.generation,
+            "journal_bytes": contents.journal_bytes,
+            "numbering": numbering_to_json(contents.numbering),
+            "schema": None if contents.schema is None else contents.schema.to_json(),
+        }
+        yield ('], "relive": ' + json.dumps(ours)[:-1] + ', "layouts": [').encode("ascii")
+        yield from self._layouts(records.layout_list())
+        yield b"]}}\n"
 
+    def _entries(self, records: RecordTable) -> Iterator[bytes]:
+        """Yield the entries in blocks; texts that are there are copied as they are."""
+        ids = records.column("trajectory_id")
+        num_at_once = _SLICE if records.num_in_memory else _COPIED
+        for first in range(0, len(ids), num_at_once):
+            some = ids[first : first + num_at_once].tolist()
+            yield self._block(some, records.texts(first, first + num_at_once))
+            self._between_slices()
+        for record in self._added:
+            number = records.layouts.number_of(record.layout)
+            text = record_text(record, number)
+            block = self._block([record.trajectory_id], [text])
+            records.note(record, number, self._starts[-1], len(text))
+            yield block
 
-def _pieces(contents: IndexContents, between_slices: Callable[[], object]) -> Iterable[str]:
-    layouts = LayoutTable()
-    yield '{"trajectory_index": {'
-    remaining = iter(contents.records.values())
-    separator = ""
-    while group := list(islice(remaining, _SLICE)):
-        entries = [
-            f'"{record.trajectory_id}": '
-            + json.dumps(record_to_json(record, layouts.number_of(record.layout)))
-            for record in group
-        ]
-        yield separator + ", ".join(entries)
-        separator = ", "
-        between_slices()
-    yield '}, "trajectory_id_list": ['
-    ids = iter(contents.records)
-    separator = ""
-    while numbers := list(islice(ids, 100 * _SLICE)):
-        yield separator + ", ".join(map(str, numbers))
-        separator = ", "
-        between_slices()
-    ours = {
-        "version": VERSION,
-        "generation": contents.generation,
-        "journal_bytes": contents.journal_bytes,
-        "numbering": numbering_to_json(contents.numbering),
-        "schema": None if contents.schema is None else contents.schema.to_json(),
-    }
-    yield '], "relive": ' + json.dumps(ours)[:-1] + ', "layouts": ['
-    to_come = iter(layouts.layouts.values())
-    separator = ""
-    while some := list(islice(to_come, _SLICE)):
-        yield separator + ", ".join(json.dumps(layout.to_json()) for layout in some)
-        separator = ", "
-        between_slices()
-    yield "]}}\n"
+    def _block(self, ids: Sequence[int], texts: Sequence[bytes]) -> bytes:
+        """Return entries as they follow those before, and note where their texts will be."""
+        before = _BETWEEN if self._starts else b""
+        keys = [b'"%d": ' % one for one in ids]
+        place = self.size_bytes + len(before)
+        for key, text in zip(keys, texts, strict=True):
+            self._starts.append(place + len(key))
+            self._sizes.append(len(text))
+            place += len(key) + len(text) + len(_BETWEEN)
+        return before + _BETWEEN.join(map(bytes.__add__, keys, texts))
+
+    def _layouts(self, layouts: Sequence[Layout | None]) -> Iterator[bytes]:
+        for first in range(0, len(layouts), _SLICE):
+            some = (
+                "null" if layout is None else json.dumps(layout.to_json())
+                for layout in layouts[first : first + _SLICE]
+            )
+            yield ((", " if first else "") + ", ".join(some)).encode("ascii")
+            self._between_slices()
 
 
 def read_index(path: Path) -> tuple[IndexContents | None, list[dict[str, Any]], str]:
@@ -179,17 +234,22 @@ def read_index(path: Path) -> tuple[IndexContents | None, list[dict[str, Any]], 
 def _our_contents(path: Path, ours: Any, entries: list[dict[str, Any]]) -> IndexContents:
     _check_version(path, ours)
     try:
-        layouts = [Layout.from_json(entry) for entry in ours["layouts"]]
-        records = [record_from_json(entry, layouts) for entry in entries]
+        records = RecordTable()
+        for number, entry in enumerate(ours["layouts"]):
+            if entry is not None:  # nothing has this number any more
+                records.layouts.put(number, Layout.from_json(entry))
+        for entry in entries:
+            record = record_from_json(entry, records.layouts.layouts)
+            records[record.trajectory_id] = record
         contents = IndexContents(
-            records={record.trajectory_id: record for record in records},
+            records=records,
             numbering=numbering_from_json(ours["numbering"]),
             schema=None if ours["schema"] is None else Schema.from_json(ours["schema"]),
             generation=natural(ours["generation"]),
             journal_bytes=natural(ours["journal_bytes"]),
         )
         if contents.schema is not None:
-            _check_schema(contents.schema, records)
+            check_schema(contents.schema, records.layouts.layouts.values())
     except FormatVersionError:
         raise
     except (KeyError, TypeError, ValueError) as error:
@@ -199,12 +259,15 @@ def _our_contents(path: Path, ours: Any, entries: list[dict[str, Any]]) -> Index
     return contents
 
 
-def _check_schema(schema: Schema, records: Iterable[Record]) -> None:
-    """Refuse a schema that says something else of a column than the records do.
+def check_schema(schema: Schema, layouts: Iterable[Layout]) -> None:
+    """Refuse a schema that says something else of a column than the layouts do.
 
     A batch has room for what the schema says, before any file is looked at.
+
+    Raises:
+        ValueError: It does.
     """
-    for layout in {id(record.layout): record.layout for record in records}.values():
+    for layout in layouts:
         for column in layout.columns:
             spec = schema.columns.get(column.name)
             if spec is not None and spec != ColumnSpec(column.dtype, column.row_shape):

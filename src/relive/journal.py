@@ -17,21 +17,25 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from relive import files
-from relive.errors import ClosedError, ReplayError
+from relive.errors import ClosedError
 from relive.index import Numbering
+from relive.index_arrays import ARRAYS_NAME, Covered, IndexArrays, write_arrays
 from relive.index_file import (
     INDEX_NAME,
     VERSION,
     IndexContents,
+    IndexWriter,
     numbering_to_json,
-    read_index,
-    write_index,
 )
-from relive.journal_lines import JOURNAL_NAME, encode_line
+from relive.journal_lines import ADDITION, JOURNAL_NAME, encode_addition, encode_line
 from relive.journal_replay import PREVIOUS_SUFFIX, Replay
+from relive.read_file import ReadFile
 from relive.record import Record
-from relive.record_json import LayoutTable, record_to_json
+from relive.record_json import LayoutTable, record_text, record_to_json
+from relive.record_table import at_journal
 from relive.spec import Schema
 
 __all__ = ["Journal"]
@@ -55,6 +59,8 @@ class Journal:
         self._file: files.AppendFile | None = None  # None until the generation has a journal
         self._must_renew = False
         self._is_closed = False
+        self._digest = xxhash.xxh3_64()  # of the journal
+        self._covered = self._state.index  # None when it is not what records are looked up in
         path = folder / INDEX_NAME
         self._index_bytes = files.size_bytes(path) if files.exists(path) else 0
         try:
@@ -67,6 +73,8 @@ class Journal:
         if found is not None and found.is_cut:
             self._fold(lambda: None)
         elif found is not None and found.valid_bytes:
+            assert found.file is not None, "else it has no valid byte"
+            self._digest = found.file.digest(found.valid_bytes)
             self._file = files.AppendFile(self._folder / JOURNAL_NAME)
             if self._file.size_bytes > found.valid_bytes:
                 self._file.truncate(found.valid_bytes)
@@ -92,9 +100,11 @@ class Journal:
         block = self._encode([first])
         path = self._folder / JOURNAL_NAME
         files.write_atomic(path, lambda file: file.write(block), sync=True)
+        contents.records.read_journal_from(ReadFile(path))
         self._file = files.AppendFile(path)
+        self._digest = xxhash.xxh3_64(block)
         self._must_renew = False
-        self._state.layouts = LayoutTable()
+        self._state.layouts, self._state.is_whole = {}, True
         contents.journal_bytes = self._file.size_bytes
         return self._file
 
@@ -111,12 +121,18 @@ class Journal:
         return self._file or self._begin()
 
     def _append(self, changes: Sequence[dict[str, Any]]) -> None:
-        file = self._ready_file()
-        file.append(self._encode(changes))
+        file = self._ready_file()  # which may begin another generation
+        self._write(file, self._encode(changes))
         for change in changes:
-            if change["op"] not in {"add", "layout"}:  # those keep the objects they came from
-                self._state.apply(change)
+            self._state.apply(change)
+
+    def _write(self, file: files.AppendFile, block: bytes) -> int:
+        """Append lines; return the byte where they begin."""
+        start = file.size_bytes
+        file.append(block)
+        self._digest.update(block)
         self.contents.journal_bytes = file.size_bytes
+        return start
 
     def add(self, record: Record, *, is_synced: bool = False) -> None:
         """Note a stored trajectory; after this it counts as stored.
@@ -128,20 +144,21 @@ class Journal:
         Raises:
             OSError: The disk refused; nothing was noted.
         """
-        self._ready_file()  # which may number layouts anew
-        table = self._state.layouts
-        is_new = record.layout not in table
-        number = table.next_number if is_new else table.number_of(record.layout)
-        change = {"op": "add", "record": record_to_json(record, number), "is_synced": is_synced}
-        if is_new:
+        file = self._ready_file()  # which may begin a journal without layouts
+        table, spoken = self.contents.records.layouts, self._state.layouts
+        number = table.number_of(record.layout)
+        before = b""
+        if number not in spoken:
             columns = record.layout.to_json()
-            self._append([{"op": "layout", "number": number, "columns": columns}, change])
-            table.put(number, record.layout)
-        else:
-            self._append([change])
-        self.contents.records[record.trajectory_id] = record
+            before = self._encode([{"op": "layout", "number": number, "columns": columns}])
+        text, generation = record_text(record, number), self.contents.generation
+        line = encode_addition(text, is_synced=is_synced, generation=generation)
+        start = self._write(file, before + line) + len(before) + len(ADDITION)
+        spoken[number] = table.layouts[number]
+        self.contents.records.note(record, number, at_journal(start), len(text))
         self.contents.numbering = self.contents.numbering.past(record)
-        self._state.track(change)
+        self._state.track_addition(record.trajectory_id, is_synced=is_synced)
+        self._state.num_changes += 1
 
     def remove(self, trajectory_ids: Iterable[int]) -> None:
         """Note that trajectories are gone.
@@ -207,17 +224,16 @@ class Journal:
             "schema": None if schema is None else schema.to_json(),
         }
         file = self._ready_file()
-        before = file.size_bytes
-        file.append(self._encode([change]))
+        before = self._write(file, self._encode([change]))
         try:
             self.sync()
         except OSError:
             with contextlib.suppress(OSError):  # the next change begins another file in any case
                 file.truncate(before)
+            self.contents.journal_bytes = before
             raise
         self._state.apply(change)
         self.contents.schema = schema
-        self.contents.journal_bytes = file.size_bytes
 
     def mark_moved(self) -> None:
         """Note that the files of the last load are in place.
@@ -252,20 +268,53 @@ class Journal:
             self._must_renew = True  # the kernel may have dropped the pages it could not write
             raise
 
-    def export(self, between_slices: Callable[[], None]) -> None:
+    def export(self, between_slices: Callable[[], None], *, with_index: bool = True) -> None:
         """Write the index file; fold when the journal has grown as large as it.
+
+        Beside it the index is written as arrays, for the next opening.
+
+        Args:
+            between_slices: Called every few records, so that a long write lets others run.
+            with_index: Whether the index file must be complete; else only a fold writes it.
 
         Raises:
             OSError: The disk refused; what was noted is as safe as before.
         """
         limit = max(_SMALLEST_FOLD_BYTES, self._index_bytes)
         file = self._file or self._begin()
+        is_old = with_index and (self._covered is None or self._state.num_changes)
         if self._must_renew or file.size_bytes >= limit:
             self._fold(between_slices)
-            return
+        elif is_old or self.contents.records.num_in_memory:
+            writer = IndexWriter(self.contents, between_slices=between_slices)
+            writer.write(self._folder / INDEX_NAME, sync=False)
+            self._take_over(writer)
+        self._write_arrays()
+
+    def _take_over(self, writer: IndexWriter) -> None:
+        """Look records up in the index file just written."""
+        writer.rebase()
+        self._covered = Covered(writer.size_bytes, writer.xxh3)
+        self._index_bytes, self._state.num_changes = writer.size_bytes, 0
+
+    def _write_arrays(self) -> None:
+        """Write the index as arrays, unless the next opening has something to say of the lines."""
+        state, contents = self._state, self.contents
+        table, file = contents.records.layouts.layouts, self._file
+        is_plain = all(table.get(number) == layout for number, layout in state.layouts.items())
+        is_plain &= state.is_whole and state.moving is None and not contents.records.num_in_memory
         path = self._folder / INDEX_NAME
-        write_index(path, self.contents, sync=False, between_slices=between_slices)
-        self._index_bytes = files.size_bytes(path)
+        if not is_plain or file is None or (self._covered is None and files.exists(path)):
+            return
+        arrays = IndexArrays(
+            contents,
+            list(state.layouts),
+            list(state.unsynced),
+            state.num_changes,
+            index=self._covered,
+            journal=Covered(file.size_bytes, self._digest.hexdigest()),
+        )
+        write_arrays(self._folder / ARRAYS_NAME, arrays)
 
     def _fold(self, between_slices: Callable[[], None]) -> None:
         """Write all to an index file of the next generation, and begin its journal."""
@@ -273,20 +322,22 @@ class Journal:
         contents = self.contents
         for name in (INDEX_NAME, JOURNAL_NAME):
             files.keep_previous(self._folder / name, PREVIOUS_SUFFIX)
+        contents.records.layouts.keep(contents.records.used_layouts())
         generation = contents.generation + 1
         folded = IndexContents(contents.records, contents.numbering, contents.schema, generation)
+        writer = IndexWriter(folded, between_slices=between_slices)
         try:
-            write_index(path, folded, sync=True, between_slices=between_slices)
+            writer.write(path, sync=True)
         except OSError:
-            if _generation_of(path) != generation:
+            if writer.file is None or not writer.file.is_at(path):
                 raise
         # from here on the old journal is void: nothing may be appended before there is a new one
         contents.generation = generation
         if self._file is not None:
             self._file.close()
             self._file = None
+        self._take_over(writer)
         self._begin()
-        self._index_bytes = files.size_bytes(path)
 
     def close(self) -> None:
         """Note that all was stored, and let go of the file; twice is fine.
@@ -299,16 +350,8 @@ class Journal:
             self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the file without a word, as a killed process would."""
+        """Let go of the files without a word, as a killed process would."""
         self._is_closed = True
+        self.contents.records.close()
         if self._file is not None:
             self._file.close()
-
-
-def _generation_of(path: Path) -> int:
-    """Return the generation of an index file, -1 when it cannot be read."""
-    try:
-        contents, _, _ = read_index(path)
-    except (ReplayError, OSError):
-        return -1
-    return -1 if contents is None else contents.generation

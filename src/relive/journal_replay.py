@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from relive.errors import CorruptFileError, FormatVersionError, MissingFileError, ReplayError
+from relive.index_arrays import ARRAYS_NAME, Covered, read_arrays
 from relive.index_file import INDEX_NAME, IndexContents, numbering_from_json, read_index
-from relive.journal_lines import JOURNAL_NAME, JournalLines, read_lines
-from relive.record import Layout
-from relive.record_json import LayoutTable, record_from_json
+from relive.journal_lines import ADDITION, JOURNAL_NAME, JournalLines, open_lines
+from relive.read_file import ReadFile
+from relive.record import Layout, natural
+from relive.record_json import record_from_json
+from relive.record_table import at_journal
 from relive.spec import Schema
 from relive.warning import cause_of
 
@@ -25,14 +28,17 @@ PREVIOUS_SUFFIX = ".previous"
 """Ends the names of index and journal of the generation before."""
 
 
+_NO_CHANGES = frozenset({"begin", "open", "layout", "moved", "synced", "close"})
+
+
 @dataclass
 class Replay:
     """What the lines of a journal amount to, and what was found on the way."""
 
     contents: IndexContents
     """The index."""
-    layouts: LayoutTable = field(default_factory=LayoutTable)
-    """Layouts by the numbers of this journal."""
+    layouts: dict[int, Layout] = field(default_factory=dict)
+    """Layouts by the numbers that this journal gave them."""
     valid_bytes: int = 0
     """Up to the end of the last valid line; 0 when the journal is void or gone."""
     is_cut: bool = False
@@ -49,41 +55,65 @@ class Replay:
     """Trajectories that the opening took out, which the journal still has to say."""
     problems: list[str] = field(default_factory=list)
     """What was skipped or repaired, for a warning."""
+    is_whole: bool = True
+    """Whether no line was skipped; else the next opening has to say so too."""
+    file: ReadFile | None = None
+    """The journal."""
+    index: Covered | None = None
+    """The index file, when records are looked up in it."""
+    num_changes: int = 0
+    """Changes of the index that this file lacks."""
 
-    def apply(self, change: dict[str, Any]) -> None:
+    def close(self) -> None:
+        """Let go of the files: nothing is looked up in them any more."""
+        self.contents.records.close()
+        if self.file is not None:
+            self.file.close()
+
+    def apply(self, change: dict[str, Any], text: tuple[int, int] | None = None) -> None:
         """Carry out one change.
+
+        Args:
+            change: What a line says.
+            text: Of an addition, where the text of its record begins in the journal, and how
+                long it is, if it stands there as `record_text` gives it.
 
         Raises:
             CorruptFileError: It contradicts what holds.
             FormatVersionError: A later release wrote it.
         """
         try:
-            self._apply(change)
+            self._apply(change, text)
             self.track(change)
+            self.num_changes += change["op"] not in _NO_CHANGES
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             if isinstance(error, ReplayError):
                 raise
             raise CorruptFileError(f"{change!r:.200} does not fit what was before it") from error
 
-    def _apply(self, change: dict[str, Any]) -> None:
-        contents = self.contents
+    def _apply(self, change: dict[str, Any], text: tuple[int, int] | None) -> None:
+        contents, records = self.contents, self.contents.records
         op = change.get("op")
         if op == "add":
-            record = record_from_json(change.get("record"), self.layouts.layouts)
-            if record.trajectory_id in contents.records:
+            entry = change.get("record")
+            record = record_from_json(entry, self.layouts)
+            if record.trajectory_id in records:
                 raise CorruptFileError(f"trajectory {record.trajectory_id} is added twice")
             contents.numbering = contents.numbering.past(record)
-            contents.records[record.trajectory_id] = record
+            number = records.layouts.number_of(record.layout)
+            if text is None or number != change["record"]["layout"]:
+                records[record.trajectory_id] = record
+            else:
+                records.note(record, number, at_journal(text[0]), text[1])
         elif op == "remove":
-            for trajectory_id in change["ids"]:
-                contents.records.pop(trajectory_id, None)
+            records.discard([natural(n) for n in change["ids"]])
         elif op == "schema":
             contents.schema = _schema_of(change)
         elif op == "numbering":
             contents.numbering = numbering_from_json(change.get("numbering"))
         elif op == "load":
             self._apply_load(change)
-        elif op not in {"begin", "open", "layout", "moved", "synced", "close"}:
+        elif op not in _NO_CHANGES:
             raise FormatVersionError(
                 f"a journal line says {op!r:.40}, but this release of relive knows no such change; "
                 "upgrade relive"
@@ -93,9 +123,11 @@ class Replay:
         contents = self.contents
         layouts = [Layout.from_json(entry) for entry in change["layouts"]]
         loaded = [record_from_json(entry, layouts) for entry in change["records"]]
-        kept = {n: contents.records[n] for n in change["keep"]}
-        records = {**kept, **{record.trajectory_id: record for record in loaded}}
-        in_order = {n: records[n] for n in change["order"]}
+        kept, order = change["keep"], list(dict.fromkeys(change["order"]))
+        there = {n: None for n in kept if n in contents.records}
+        if len(there) < len(kept) or not set(order) <= {*kept, *(r.trajectory_id for r in loaded)}:
+            raise CorruptFileError(f"a load keeps {kept!r:.100}, but they are not all there")
+        in_order = contents.records.successor(order, loaded)
         numbering, schema = numbering_from_json(change["numbering"]), _schema_of(change)
         contents.records, contents.numbering, contents.schema = in_order, numbering, schema
 
@@ -104,10 +136,15 @@ class Replay:
         op = change.get("op")
         self.is_closed = op == "close"
         if op == "layout":
-            self.layouts.put(change["number"], Layout.from_json(change["columns"]))
+            number, layout = natural(change["number"]), Layout.from_json(change["columns"])
+            if number in self.layouts:
+                raise CorruptFileError(f"two layouts have the number {number}")
+            self.layouts[number] = layout
+            self.contents.records.layouts.offer(number, layout)
         elif op == "add":
-            if not change.get("is_synced"):
-                self.unsynced[change["record"]["trajectory_id"]] = None
+            self.track_addition(
+                change["record"]["trajectory_id"], is_synced=bool(change.get("is_synced"))
+            )
         elif op == "remove":
             for trajectory_id in change["ids"]:
                 self.unsynced.pop(trajectory_id, None)
@@ -122,6 +159,12 @@ class Replay:
         elif op in {"synced", "close"}:
             self.unsynced.clear()
 
+    def track_addition(self, trajectory_id: int, *, is_synced: bool) -> None:
+        """Carry out what an addition means for everything but the index."""
+        self.is_closed = False
+        if not is_synced:
+            self.unsynced[trajectory_id] = None
+
 
 def _schema_of(change: dict[str, Any]) -> Schema | None:
     return None if change["schema"] is None else Schema.from_json(change["schema"])
@@ -135,15 +178,57 @@ def replay(folder: Path) -> Replay:
         CorruptFileError: Neither the index nor its previous copy can be used.
         FormatVersionError: A later release wrote it.
     """
-    lines = read_lines(folder / JOURNAL_NAME)
+    result = _replay_arrays(folder) or _replay_all(folder)
+    result.was_closed = result.is_closed
+    return result
+
+
+def _replay_arrays(folder: Path) -> Replay | None:
+    """Go on from the index as arrays, if it fits: only what the journal says since is read."""
+    journal = folder / JOURNAL_NAME
+    found = read_arrays(folder / ARRAYS_NAME, folder / INDEX_NAME, journal)
+    if found is None:
+        return None
+    contents = found.contents
+    layouts = contents.records.layouts.layouts
+    result = Replay(
+        contents,
+        {number: layouts[number] for number in found.journal_layouts},
+        unsynced=dict.fromkeys(found.unsynced),
+        file=contents.records.journal,
+        index=found.index,
+        num_changes=found.num_changes,
+    )
+    try:
+        lines = JournalLines(result.file, contents.journal_bytes)
+        _apply_lines(result, lines)
+    except BaseException:  # Ctrl+C among others: no descriptor stays open
+        result.close()
+        raise
+    result.valid_bytes = contents.journal_bytes = lines.valid_bytes
+    return result
+
+
+def _replay_all(folder: Path) -> Replay:
+    lines = open_lines(folder / JOURNAL_NAME)
+    try:
+        return _replay_lines(folder, lines)
+    except BaseException:  # Ctrl+C among others: no descriptor stays open
+        if lines.file is not None:
+            lines.file.close()
+        raise
+
+
+def _replay_lines(folder: Path, lines: JournalLines) -> Replay:
     problems: list[str] = []
     contents = _snapshot_for(folder, lines, problems)
-    result = Replay(contents, problems=problems)
+    result = Replay(contents, problems=problems, file=lines.file)
+    contents.records.read_journal_from(lines.file)
     if lines.generation == contents.generation:
         _apply_lines(result, lines, from_byte=contents.journal_bytes)
         result.valid_bytes = lines.valid_bytes
     elif lines.generation >= 0:  # the writer was killed while it folded: the index has it all
-        _apply_lines(result, lines, from_byte=lines.valid_bytes)
+        _apply_lines(result, lines, from_byte=None)
         result.is_closed = False
     else:
         problems.append(f"{JOURNAL_NAME} is damaged: what it said beyond {INDEX_NAME} is lost")
@@ -151,7 +236,6 @@ def replay(folder: Path) -> Replay:
     if not lines.has_begin:
         result.unsynced = dict.fromkeys(contents.records)
     contents.journal_bytes = result.valid_bytes
-    result.was_closed = result.is_closed
     return result
 
 
@@ -204,7 +288,7 @@ def _previous_contents(
     found = _contents_of(folder / (INDEX_NAME + PREVIOUS_SUFFIX))
     if isinstance(found, IndexContents) and found.generation == generation:
         return found  # the writer was killed while it folded
-    lines = read_lines(folder / (JOURNAL_NAME + PREVIOUS_SUFFIX))
+    lines = open_lines(folder / (JOURNAL_NAME + PREVIOUS_SUFFIX))
     if generation == 1:
         found = IndexContents()
     if isinstance(found, ReplayError) or not (
@@ -215,27 +299,43 @@ def _previous_contents(
             "together, or else their previous copies; restore the folder from a copy",
             path=str(folder),
         )
-    _apply_lines(Replay(found, problems=problems), lines, from_byte=found.journal_bytes)
+    previous = Replay(found, problems=problems)
+    _apply_lines(previous, lines, from_byte=found.journal_bytes, has_texts=False)
     found.generation, found.journal_bytes = generation, 0
     return found
 
 
-def _apply_lines(result: Replay, lines: JournalLines, *, from_byte: int) -> None:
-    """Carry out the lines after a byte; of those before, what the index file does not say."""
-    for position, change in lines.changes:
-        _carry_out(result, change, is_covered=position < from_byte)
+def _apply_lines(
+    result: Replay, lines: JournalLines, *, from_byte: int | None = 0, has_texts: bool = True
+) -> None:
+    """Carry out the lines after a byte; of those before, what the index file does not say.
+
+    Args:
+        result: Where they are carried out.
+        lines: The lines.
+        from_byte: The byte; None is after them all.
+        has_texts: Whether records are to be looked up in this journal.
+    """
+    for line in lines:
+        text = (line.start + len(ADDITION), line.text_bytes) if line.text_bytes else None
+        is_covered = from_byte is None or line.start < from_byte
+        _carry_out(result, line.change, text if has_texts else None, is_covered=is_covered)
     result.unsynced = {n: None for n in result.unsynced if n in result.contents.records}
     if lines.num_bad:
         result.problems.append(f"{lines.num_bad} damaged lines of {JOURNAL_NAME} were skipped")
+        result.is_whole = False
 
 
-def _carry_out(result: Replay, change: dict[str, Any], *, is_covered: bool) -> None:
+def _carry_out(
+    result: Replay, change: dict[str, Any], text: tuple[int, int] | None, *, is_covered: bool
+) -> None:
     try:
         if is_covered:
             result.track(change)
         else:
-            result.apply(change)
+            result.apply(change, text)
     except FormatVersionError:
         raise
     except (ReplayError, LookupError, TypeError, AttributeError, ValueError) as error:
         result.problems.append(f"a line of {JOURNAL_NAME} was skipped: {error}")
+        result.is_whole = False

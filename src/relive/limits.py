@@ -32,7 +32,7 @@ class Limits:
     cache_bytes: int | None = None
     """Bytes of columns in the cache, beside its bound by count; without `auto_save` those of all
     trajectories that are remembered."""
-    max_pending_bytes: int = 1 << 30
+    max_pending_bytes: int | None = 1 << 30
     """Bytes of columns that may wait to be written; an add that would exceed it waits."""
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class Limits:
         """
         for spec in fields(self):
             bound = getattr(self, spec.name)
-            if bound is not None or spec.name == "max_pending_bytes":
+            if bound is not None:
                 object.__setattr__(self, spec.name, check_count(spec.name, bound))
 
     def check_one(self, num_samples: int, size_bytes: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
@@ -160,13 +160,19 @@ def checked_time_limit(name: str, seconds: Any) -> float:
     return float(seconds)
 
 
-def checked_names(name: str, names: Any) -> tuple[str, ...]:
+def checked_names(name: str, names: Any, *, ordered: bool = False) -> tuple[str, ...]:
     """Return a list of names as a tuple.
+
+    Args:
+        name: The argument.
+        names: What was given.
+        ordered: Whether the order means something, so that a set is no list.
 
     Raises:
         InvalidArgumentError: It is a text, no list, or holds something that is no text.
     """
     is_list = isinstance(names, Iterable) and not isinstance(names, str)
+    is_list = is_list and not (ordered and isinstance(names, Set))
     listed: tuple[Any, ...] = tuple(names) if is_list else ()
     if not is_list or not all(isinstance(one, str) for one in listed):
         raise InvalidArgumentError(

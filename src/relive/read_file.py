@@ -17,7 +17,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 class ReadFile:
-    """A file open for reading; closed when nobody has it any more. One thread at a time."""
+    """A file open for reading; closed at the latest when nobody has it. One thread at a time."""
 
     def __init__(self, path: Path) -> None:
         """Open a file.
@@ -25,9 +25,11 @@ class ReadFile:
         Raises:
             OSError: It is not there, or cannot be read.
         """
-        self._path = path
+        self.path = path
+        """The name that it had when it was opened."""
         self._descriptor = files.open_to_read(path)
-        weakref.finalize(self, files.close, self._descriptor).atexit = False
+        self._closing = weakref.finalize(self, files.close, self._descriptor)
+        self._closing.atexit = False
 
     @property
     def size_bytes(self) -> int:
@@ -44,6 +46,22 @@ class ReadFile:
         block = bytearray(size)
         files.read_at(self._descriptor, start, memoryview(block))
         return block
+
+    def read_from(self, start: int) -> bytearray:
+        """Return the bytes from `start` to the end, which may move meanwhile.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        try:
+            return self.read(start, max(0, self.size_bytes - start))
+        except EOFError:  # the writer took back what it could not write whole
+            return self.read_from(start)
+
+    def close(self) -> None:
+        """Close it now, whoever else has it; twice is fine."""
+        self._descriptor = -1
+        self._closing()
 
     def is_at(self, path: Path) -> bool:
         """Tell whether it is this very file that has a name now."""

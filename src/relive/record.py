@@ -76,6 +76,11 @@ class Layout:
     columns: tuple[ColumnLayout, ...]
     """In the order of the checksums of a record."""
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all columns."""
+        return sum(column.size_bytes for column in self.columns)
+
     def __getitem__(self, name: str) -> ColumnLayout:
         """Return the layout of one column.
 
@@ -239,7 +244,7 @@ class Record:
     @property
     def size_bytes(self) -> int:
         """Bytes of its columns."""
-        return sum(column.size_bytes for column in self.layout.columns)
+        return self.layout.size_bytes
 
 
 def quoted_weights_id(weights_id: str) -> str:

@@ -8,7 +8,7 @@ that we do not know are kept and written again. docs/format.md lists them all.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from sys import intern
 from typing import Any
 from uuid import UUID
@@ -26,8 +26,14 @@ from relive.record import (
 
 __all__ = ["LayoutTable", "record_from_json", "record_text", "record_to_json"]
 
-Layouts = Mapping[int, Layout]
+Layouts = Sequence[Layout] | Mapping[int, Layout]
 """Layouts by number."""
+
+MAX_ENVS = (1 << 32) - 1
+"""The largest B of a record."""
+
+MAX_LAYOUT_NUMBER = (1 << 32) - 1
+"""The largest number of a layout."""
 
 _OURS = frozenset(
     {
@@ -82,13 +88,19 @@ class LayoutTable:
         """
         if number in self.layouts:
             raise CorruptFileError(f"two layouts have the number {number}")
-        self.next_number = max(self.next_number, natural(number) + 1)
+        if natural(number) > MAX_LAYOUT_NUMBER:
+            raise CorruptFileError(f"a layout has the number {number}, but the largest is 2**32-1")
+        self.next_number = max(self.next_number, number + 1)
         self.layouts[number] = layout
         self._numbers[layout] = self._by_identity[id(layout)] = number
 
     def offer(self, number: int, layout: Layout) -> None:
         """Give a layout a number if both are free."""
-        if number not in self.layouts and layout not in self._numbers:
+        if (
+            number <= MAX_LAYOUT_NUMBER
+            and number not in self.layouts
+            and layout not in self._numbers
+        ):
             self.put(number, layout)
 
     def keep(self, numbers: Collection[int]) -> None:
@@ -204,6 +216,8 @@ def _check(record: Record, num_samples: Any) -> None:
     if record.num_rows != num_samples:
         raise ValueError("num_samples is T * B")
     natural(record.first_row_id + record.num_rows)
+    if record.num_envs > MAX_ENVS or record.place >= 1 << 63:
+        raise ValueError(f"B is at most {MAX_ENVS}, and a place fits int64")
     steps = (record.num_steps, record.num_steps + record.num_epochs)
     if any(
         c.shape[1:2] != (record.num_envs,) or c.shape[0] not in steps for c in record.layout.columns

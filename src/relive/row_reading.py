@@ -73,7 +73,8 @@ def read_rows(
             (one.positions, texts_in(one.record, name, default)) for one in wanted
         ]
         if places is not None and disk is not None:
-            without = lacking.get(name, np.empty(0, np.int64))
+            # of what another row stood in for, it is the other that may lack the column
+            without = np.setdiff1d(lacking.get(name, np.empty(0, np.int64)), others)
             groups.append((without, all_the_same(str(default))))
             placed = np.setdiff1d(np.arange(len(row_ids)), np.concatenate([others, without]))
             groups += form.text_groups(disk.folder, places, placed)

@@ -114,9 +114,9 @@ class Store(StoreReader):
                 if self.disk is not None:
                     self.disk.formats.own.check(kept)
                 admitted.append(kept)
-            if self.disk is not None:
-                size = sum(snapshot.size_bytes for snapshot in admitted)
-                self.disk.wait_for_room(size, self._limits.max_pending_bytes)
+            most = self._limits.max_pending_bytes
+            if self.disk is not None and most is not None:
+                self.disk.wait_for_room(sum(snapshot.size_bytes for snapshot in admitted), most)
             with self.lock:
                 records, numbering = self._number(admitted)  # last to raise; nothing changed yet
                 self.schema = schema
@@ -253,6 +253,7 @@ class Store(StoreReader):
         self._adding = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._leases = Leases()
+        self.index.after_fork()
         self.listeners = Listeners()
         self._cache.after_fork()
         self._pool.after_fork()
@@ -322,7 +323,10 @@ class Store(StoreReader):
                 if stays.get(record.trajectory_id) != record.uuid:
                     self._on_remove(record)
             before = {record.trajectory_id: record.uuid for record in self.index}
-            self.index = Index(records, numbering)
+            if self.disk is None:
+                self.index = Index(records, numbering)
+            else:  # this runs in the writer's thread, which has noted them
+                self.index = Index.over(self.disk.contents.records)
             self.index.numbering = numbering
             self.schema = schema
             self._resident.clear()

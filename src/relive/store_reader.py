@@ -80,7 +80,7 @@ class StoreReader:
         self._is_replacing = False
         self._is_closed = False
         if disk is not None:
-            self.index = Index(disk.contents.records.values(), disk.contents.numbering)
+            self.index = Index.over(disk.contents.records, disk.contents.numbering)
             self.schema = disk.contents.schema
 
     @property

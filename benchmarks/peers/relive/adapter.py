@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 import page_cache
 import relive
+from alike import add_alike
 from protocol import serve
 from relive import disk as relive_disk
 from relive.folder import IfExists
@@ -84,6 +85,10 @@ class Adapter:
         """Add those that were prepared again and again, so many in all."""
         for k in range(count):
             self.buffer.add_trajectories([self.ready[k % len(self.ready)]])
+
+    def fill_alike(self, count: int) -> None:
+        """Add so many that are all alike, as fast as can be, until they are stored."""
+        add_alike(self.buffer, self.ready[0], count)
 
     def sync_files(self) -> None:
         """Have all that was stored on the disk."""

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from relive.cli.output import is_output_gone
 from relive.cli.programs import programs_folder
 from relive.errors import InvalidArgumentError, MissingPackageError, ReplayError
 
@@ -105,6 +106,8 @@ def demo(
         typer.echo(f"relive: stopped at once, without saving; {_way_back(folder)}", err=True)
         raise typer.Exit(_INTERRUPTED) from None
     except Exception as error:  # an environment may raise anything, in any thread
+        if isinstance(error, BrokenPipeError) and is_output_gone():
+            raise  # and Typer ends quietly, as programs before a `head` do
         traceback.print_exc()
         what = f"{type(error).__name__}: {error}"
         typer.echo(f"relive: the demo was ended by {what}; {_way_back(folder)}", err=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from relive.collection.blocks import Block, even_sizes, join, split
 from relive.collection.groups import FinishedNumbers, Group, OpenRollout
@@ -45,7 +45,8 @@ class Assembly:
         plan: What every trajectory is made of.
         split: How many pieces to cut along B, or their sizes.
         join: Groups to put side by side along B, in this order.
-        max_open: How many trajectories may be open or waiting to be joined.
+        max_open: How many trajectories may be open or waiting to be joined, those that become one
+            counted as one.
 
     Raises:
         InvalidArgumentError: `split`, `join` or `max_open` is out of range.
@@ -59,6 +60,7 @@ class Assembly:
         self._split = _checked_split(split)
         self._max_open = check_count("max_open", max_open)
         self._groups: dict[str, Group] = {}
+        self._num_open_alone = 0  # in groups that are not joined
         self._joint_columns = SharedColumns()
         self._to_join: dict[str, deque[tuple[Block, float]]] = {name: deque() for name in join}
         self._counts: Counter[str] = Counter()
@@ -104,6 +106,7 @@ class Assembly:
             self._counts["num_duplicate_parts"] += 1
             return leaving
         rollout.take(staged)
+        self._num_open_alone += opened is None and part.group not in self._to_join
         group.open[part.trajectory] = OpenRollout(rollout, now)
         if rollout.is_whole:
             leaving += self._finish(part, group, now)
@@ -124,7 +127,7 @@ class Assembly:
                 leaving.append(self._to_join[name].popleft()[0])
                 self._counts["num_trajectories"] += 1
             for number in sorted(group.open):
-                rollout = group.open.pop(number).rollout
+                rollout = self._pop(name, group, number)
                 leaving += self._cut(name, group, number, rollout, "the collector is flushed")
                 self._remember(name, group, number, rollout)
         return leaving
@@ -178,12 +181,13 @@ class Assembly:
         return True
 
     def _warn_of_lost_flags(self, part: TrajectoryPart) -> None:
-        if part.step != INITIAL_STEP or self._plan.initial_flags:
+        if part.step != INITIAL_STEP or self._plan.awaits_first_flags(part.columns):
             return
         if any(bool(flags.any()) for flags in part.columns.values() if is_array(flags)):
             _log.warning(
                 "first flags of group %r, trajectory %d, epoch %d came when it had left, which is "
-                "harmless only if they came before, too; initial_flags=True waits for them",
+                "harmless only if they came before, too; initial_flags=True waits for them, or for "
+                "those of them that columns= names",
                 part.group,
                 part.trajectory,
                 part.epoch,
@@ -219,18 +223,30 @@ class Assembly:
             )
 
     def _check_room(self, part: TrajectoryPart, num_freed: int) -> None:
-        waits = self.waiting() if self._num_held() - num_freed >= self._max_open else []
-        if waits:
-            raise LimitExceededError(
-                f"{self._num_held()} trajectories are open or waiting to be joined, and the part "
-                f"of group {part.group!r}, trajectory {part.trajectory} would open one more, but "
-                f"max_open is {self._max_open}; see to the oldest, or raise it: {waits[0][1]}"
-            )
+        """Refuse one more open trajectory of a group when there would be more than `max_open`.
+
+        The n-th trajectories of the groups that are joined become one and so count as one: the
+        group that lags behind finds its place taken for it.
+        """
+        added = 1 - num_freed
+        if part.group in self._to_join:
+            lead = max(map(self._num_to_join, self._to_join))
+            added = max(0, self._num_to_join(part.group) + added - lead)
+        if self._num_held() + added <= self._max_open:
+            return
+        raise LimitExceededError(
+            f"{self._num_held()} trajectories are open or waiting to be joined, and the part "
+            f"of group {part.group!r}, trajectory {part.trajectory} would open one more, but "
+            f"max_open is {self._max_open}; see to the oldest, or raise it: {self.waiting()[0][1]}"
+        )
 
     def _num_held(self) -> int:
-        return sum(len(group.open) for group in self._groups.values()) + sum(
-            map(len, self._to_join.values())
-        )
+        return self._num_open_alone + max(map(self._num_to_join, self._to_join), default=0)
+
+    def _num_to_join(self, name: str) -> int:
+        """Return how many trajectories of a group are open or wait for those of other groups."""
+        group = self._groups.get(name)
+        return len(self._to_join[name]) + (len(group.open) if group else 0)
 
     def _check_holes(self) -> None:
         for name, group in self._groups.items():
@@ -254,12 +270,16 @@ class Assembly:
         leaving: list[Block] = []
         reason = f"incarnation {part.incarnation} has begun"
         for number in sorted(group.open):
-            rollout = group.open.pop(number).rollout
+            rollout = self._pop(part.group, group, number)
             leaving += self._cut(part.group, group, number, rollout, reason)
         group.incarnation = part.incarnation
         group.finished = FinishedNumbers(self._max_open)
         self._counts["num_restarts"] += 1
         return leaving
+
+    def _pop(self, name: str, group: Group, number: int) -> Rollout:
+        self._num_open_alone -= name not in self._to_join
+        return group.open.pop(number).rollout
 
     def _cut(
         self, name: str, group: Group, number: int, rollout: Rollout, reason: str
@@ -283,7 +303,7 @@ class Assembly:
 
     def _finish(self, part: TrajectoryPart, group: Group, now: float) -> list[Block]:
         name, number = part.group, part.trajectory
-        rollout = group.open.pop(number).rollout
+        rollout = self._pop(name, group, number)
         block = rollout.finish()
         self._remember(name, group, number, rollout)
         if name not in self._to_join:
@@ -321,10 +341,10 @@ def _key(name: str, group: Group, number: int) -> str:
 
 def _checked_split(split: int | Iterable[int]) -> int | tuple[int, ...]:
     numbers = tuple(split) if isinstance(split, Iterable) else (split,)
-    if not numbers or not all(map(is_count, numbers)):
+    if not numbers or not all(map(is_count, numbers)) or isinstance(split, Set):
         raise InvalidArgumentError(
-            f"split is {split!r}, but must be a number of pieces or their sizes, each at least 1; "
-            "leave it at 1 to cut nothing"
+            f"split is {split!r}, but must be a number of pieces or a list of their sizes, each at "
+            "least 1; leave it at 1 to cut nothing"
         )
     sizes = tuple(map(int, numbers))
     return sizes if isinstance(split, Iterable) else sizes[0]

@@ -6,6 +6,7 @@ What a part must agree on with other parts of its trajectory is checked in `roll
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from relive.columns import SEPARATOR, flatten
 from relive.dtypes import TEXT, has_numpy_type
 from relive.errors import PartMismatchError, UnsupportedValueError
 from relive.fields import FLAG_FIELDS, TREE_FIELDS
+from relive.options import is_count
 from relive.part import TrajectoryPart
 from relive.tensors import copy_in, is_array, is_tensor
 from relive.trajectory import COLUMN_FIELDS
@@ -119,8 +121,8 @@ def flat_columns(part: TrajectoryPart) -> dict[str, Any]:
 def read_part(part: TrajectoryPart) -> tuple[dict[str, Incoming], int]:
     """Check and copy the columns of a part.
 
-    A single number as `versions` is stamped on all envs: int64 `[B]`, or float32 `[B]` for a
-    number with a fraction; as a tensor when another column of the part is one.
+    A single number as `versions` is stamped on all envs: int64 `[B]`, or float32 `[B]` for one
+    of a float type; as a tensor when another column of the part is one.
 
     Args:
         part: Any part; its arrays may be reused afterwards.
@@ -130,7 +132,7 @@ def read_part(part: TrajectoryPart) -> tuple[dict[str, Incoming], int]:
 
     Raises:
         PartMismatchError: There is no column, a name is no field of a trajectory, or the columns
-            do not all have B rows, at least 1.
+            do not all have B rows, at least 1; or `versions` is a number that its type has not.
         UnsupportedValueError: A value is no tensor, array or list of texts, or has an element
             type that cannot be stored.
     """
@@ -143,7 +145,7 @@ def read_part(part: TrajectoryPart) -> tuple[dict[str, Incoming], int]:
     num_envs = _num_envs(part, incoming)
     if version is not None:
         is_torch = any(column.is_tensor for column in incoming.values())
-        incoming[VERSIONS] = _stamp(version, num_envs, is_torch)
+        incoming[VERSIONS] = _stamp(part, version, num_envs, is_torch)
     return incoming, num_envs
 
 
@@ -153,11 +155,26 @@ def _is_number(leaf: Any) -> bool:
     return isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
 
 
-def _stamp(version: Any, num_envs: int, is_torch: bool) -> Incoming:
+def _stamp(part: TrajectoryPart, version: Any, num_envs: int, is_torch: bool) -> Incoming:
     number = version.item() if is_array(version) else version
     dtype = "int64" if isinstance(number, int) else "float32"
+    if not _is_held(number):
+        raise mismatch(
+            part,
+            f"has the single number {number!r} as 'versions', but one number is stored as int64 or "
+            f"float32, and neither holds it; give an array of {num_envs}, one for each env",
+            column=VERSIONS,
+        )
     rows = np.full(num_envs, number, dtype)
     return Incoming(rows, ColumnSpec(dtype), is_torch)
+
+
+def _is_held(number: Any) -> bool:
+    """Tell whether int64 holds an integer, or float32 a float, as it is."""
+    if isinstance(number, float):
+        with np.errstate(over="ignore"):
+            return float(np.float32(number)) == number or math.isnan(number)
+    return is_count(number, -1 << 63) and bool(number < 1 << 63)
 
 
 def _read_column(part: TrajectoryPart, name: str, leaf: Any) -> Incoming:

@@ -40,7 +40,8 @@ class RolloutPlan:
     num_epochs: int = 1
     """Rollout epochs in a trajectory, E."""
     columns: tuple[str, ...] | None = None
-    """Columns or nested dicts that make a chunk step complete; None: one part does."""
+    """Columns or nested dicts that make a chunk step complete, and the flags among them an
+    epoch's first flags; where none are named one part does."""
     bootstrap_values: bool = False
     """Whether every epoch's bootstrap value is awaited, else none is taken."""
     initial_flags: bool = False
@@ -87,27 +88,41 @@ class RolloutPlan:
                 f"{'one' if self.bootstrap_values else 'no'} bootstrap value; "
                 "see steps_per_epoch and bootstrap_values",
             )
-        if not self.is_chunk_step(part.step):
-            allowed = FLAG_FIELDS if part.step == INITIAL_STEP else VALUE_FIELDS
-            for name in names:
-                if name not in allowed:
-                    raise mismatch(
-                        part,
-                        f"has column {name!r}, but before the first step there are only "
-                        f"{', '.join(FLAG_FIELDS)}, after the last only {', '.join(VALUE_FIELDS)}; "
-                        f"send it with steps 0 to {self.steps_per_epoch - 1}",
-                        column=name,
-                    )
+        for name in names:
+            if not self._has_column(part.step, name):
+                raise mismatch(
+                    part,
+                    f"has column {name!r}, but before the first step there are only "
+                    f"{', '.join(FLAG_FIELDS)}, after the last only {', '.join(VALUE_FIELDS)}; "
+                    f"send it with steps 0 to {self.steps_per_epoch - 1}",
+                    column=name,
+                )
 
-    def lacking(self, names: Iterable[str]) -> list[str]:
-        """Return which awaited columns are not among these.
+    def lacking(self, step: int, names: Iterable[str]) -> list[str]:
+        """Return which columns are awaited at a step and are not among these.
 
         Example:
-            >>> RolloutPlan(1, columns=("actions", "curr_obs")).lacking(["curr_obs/states"])
-            ['actions']
+            >>> plan = RolloutPlan(1, columns=("actions", "curr_obs", "dones"))
+            >>> plan.lacking(0, ["curr_obs/states", "dones"]), plan.lacking(-1, [])
+            (['actions'], ['dones'])
         """
         have = {name[:end] for name in names for end in _path_ends(name)}
-        return [name for name in self.columns or () if name not in have]
+        return [
+            name
+            for name in self.columns or ()
+            if name not in have and self._has_column(step, name)
+        ]
+
+    def awaits_first_flags(self, names: Iterable[str]) -> bool:
+        """Tell whether no trajectory leaves before it has these first flags."""
+        columns = self.columns
+        return self.initial_flags and (columns is None or all(name in columns for name in names))
+
+    def _has_column(self, step: int, name: str) -> bool:
+        """Tell whether a step may have a column: of first flags and last values few do."""
+        if self.is_chunk_step(step):
+            return True
+        return name in (FLAG_FIELDS if step == INITIAL_STEP else VALUE_FIELDS)
 
     def rows_per_epoch(self, column: str) -> int:
         """Return how many rows of a column each epoch has."""

@@ -121,7 +121,7 @@ class Rollout:
                 "let all parts of a step name the same weights, or one alone",
                 column="model_weights_id",
             )
-        completes = moment not in self._complete and self._would_complete(part, new)
+        completes = self._is_complete_with(part, new) and moment not in self._complete
         is_new = bool(new) or part.model_weights_id not in {"", known_id}
         return Staged(moment, new, num_envs, part.model_weights_id, is_new, completes)
 
@@ -144,7 +144,7 @@ class Rollout:
                 "see to the key of the part, or give a restarted worker a higher incarnation",
                 column=name,
             )
-        if moment in self._complete:
+        if moment in self._complete and self._plan.is_chunk_step(part.step):
             raise mismatch(
                 part,
                 f"brings {name!r}, but its step is complete already; name it in columns= so that "
@@ -153,13 +153,14 @@ class Rollout:
             )
         return True
 
-    def _would_complete(self, part: TrajectoryPart, new: Mapping[str, Incoming]) -> bool:
+    def _is_complete_with(self, part: TrajectoryPart, new: Mapping[str, Incoming]) -> bool:
         names = frozenset(new).union(self._names.get((part.epoch, part.step), ()))
         known = self._shared.step_names
+        is_complete = not self._plan.lacking(part.step, names)
         missing: frozenset[str] = frozenset()
         if not self._plan.is_chunk_step(part.step):
             extra = names - (known or names)
-        elif self._plan.lacking(names):
+        elif not is_complete:
             return False
         else:
             expected = known or names | self._shared.extra_row_names
@@ -171,7 +172,7 @@ class Rollout:
                 "the other steps have, but all steps have the same columns; send them alike",
                 column=min(missing | extra),
             )
-        return True
+        return is_complete
 
     def take(self, staged: Staged) -> None:
         """Put a staged part in its place."""
@@ -185,12 +186,13 @@ class Rollout:
         names.update(staged.new)
         if staged.model_weights_id:
             self._ids[staged.moment] = staged.model_weights_id
+        is_step = self._plan.is_chunk_step(staged.moment[1])
+        if not is_step:
+            self._shared.extra_row_names |= names
         if staged.completes:
             self._complete.add(staged.moment)
             self._missing.pop(staged.moment, None)
-            if not self._plan.is_chunk_step(staged.moment[1]):
-                self._shared.extra_row_names |= names
-            elif self._shared.step_names is None:
+            if is_step and self._shared.step_names is None:
                 self._shared.step_names = frozenset(names)
 
     def _array(self, name: str) -> Any:
@@ -221,7 +223,7 @@ class Rollout:
         """Say what it waits for first, and how much is there."""
         epoch, step = next(iter(self._missing))
         names = self._names.get((epoch, step), set())
-        columns = self._plan.lacking(names)
+        columns = self._plan.lacking(step, names)
         what = f"columns {columns}" if names and columns else "every part"
         num_steps = sum(self._plan.is_chunk_step(step) for _, step in self._complete)
         return (

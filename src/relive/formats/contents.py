@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,12 @@ from numpy.typing import NDArray
 
 from relive.columns import SEPARATOR, Tree, flatten, unflatten
 from relive.dtypes import TEXT
-from relive.errors import CorruptFileError, FormatVersionError, UnsupportedValueError
+from relive.errors import (
+    CorruptFileError,
+    FormatVersionError,
+    MissingPackageError,
+    UnsupportedValueError,
+)
 from relive.fields import TREE_FIELDS
 from relive.formats.foreign import trajectory_of
 from relive.formats.tensorpickle import StoredTensor
@@ -25,7 +31,7 @@ from relive.snapshot import Column, SideValue, Snapshot, restore
 from relive.tensors import copy_in, is_tensor, wrap_out
 from relive.trajectory import COLUMN_FIELDS, Trajectory
 
-__all__ = ["OURS", "file_tree", "plain_tree", "snapshot_of", "trajectory_in"]
+__all__ = ["OURS", "file_tree", "import_torch", "plain_tree", "snapshot_of", "trajectory_in"]
 
 OURS = "relive"
 """The key under which our own facts stand; RLinf keeps it as an attribute that it never reads."""
@@ -34,6 +40,23 @@ _VERSION = 1
 _ALWAYS_WRITTEN = ("forward_inputs", "curr_obs", "next_obs")
 _MOST_VISITS = 16
 _MISFITS = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError)
+
+
+def import_torch(format_name: str) -> None:
+    """Import PyTorch, whose tensors stand in the files.
+
+    Raises:
+        MissingPackageError: It is not installed.
+    """
+    try:
+        importlib.import_module("torch")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise  # it is there, and lacks something itself
+        raise MissingPackageError(
+            f"torch is not installed, but the files of format {format_name!r} hold its tensors; "
+            "run `pip install torch`, or choose format 'memmap'"
+        ) from error
 
 
 def file_tree(record: Record, snapshot: Snapshot) -> Tree:

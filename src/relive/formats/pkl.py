@@ -7,7 +7,6 @@ everything. Reading runs nothing that a file contains, unless `allow_pickle=True
 
 from __future__ import annotations
 
-import importlib
 import io
 import pickle
 from collections.abc import Iterable
@@ -19,7 +18,13 @@ from relive import files
 from relive.columns import Tree
 from relive.errors import CorruptFileError, UnsafePickleError
 from relive.formats.base import check_size, check_snapshot, naming, row_source
-from relive.formats.contents import file_tree, plain_tree, snapshot_of, trajectory_in
+from relive.formats.contents import (
+    file_tree,
+    import_torch,
+    plain_tree,
+    snapshot_of,
+    trajectory_in,
+)
 from relive.formats.file_format import FileFormat
 from relive.formats.layouts import layout_of
 from relive.formats.tensorpickle import TensorGlobals
@@ -54,8 +59,12 @@ class PklFormat(FileFormat):
         self._allow_pickle = allow_pickle
 
     def prepare_to_write(self) -> None:
-        """Import PyTorch, whose tensors the files hold."""
-        importlib.import_module("torch")
+        """Import PyTorch, whose tensors the files hold.
+
+        Raises:
+            MissingPackageError: It is not installed.
+        """
+        import_torch(self.name)
 
     def write(self, folder: Path, record: Record, snapshot: Snapshot, *, sync: bool) -> Record:
         """Store a trajectory; see `Format.write`."""

@@ -7,7 +7,6 @@ three rows touches the pages of three rows. The record knows where each column b
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,14 @@ from relive.columns import Tree, flatten
 from relive.dtypes import storage_dtype
 from relive.errors import CorruptFileError
 from relive.formats.base import check_size, check_snapshot, naming
-from relive.formats.contents import OURS, file_tree, plain_tree, snapshot_of, trajectory_in
+from relive.formats.contents import (
+    OURS,
+    file_tree,
+    import_torch,
+    plain_tree,
+    snapshot_of,
+    trajectory_in,
+)
 from relive.formats.file_format import FileFormat
 from relive.formats.layouts import layout_of
 from relive.formats.mappings import Mappings
@@ -64,8 +70,12 @@ class PtFormat(FileFormat):
         return partial(PtFormat, most_mapped_files=self._most_mapped_files), ()
 
     def prepare_to_write(self) -> None:
-        """Import PyTorch, which writes the files."""
-        importlib.import_module("torch")
+        """Import PyTorch, which writes the files.
+
+        Raises:
+            MissingPackageError: It is not installed.
+        """
+        import_torch(self.name)
 
     def write(self, folder: Path, record: Record, snapshot: Snapshot, *, sync: bool) -> Record:
         """Store a trajectory; see `Format.write`.

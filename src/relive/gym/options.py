@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from relive.errors import InvalidArgumentError
-from relive.options import check_count
+from relive.options import check_count, check_kind, is_count
 
-__all__ = ["Position", "RewardType", "RolloutOptions"]
+__all__ = ["Position", "RewardType", "RolloutOptions", "checked_seed"]
 
 RewardType = Literal["float32", "float64"]
 """The element type in which rewards are published."""
@@ -20,8 +23,8 @@ class RolloutOptions:
     """How a rollout is cut into epochs and trajectories, and how its parts are named.
 
     Raises:
-        InvalidArgumentError: A number is no integer or is below its lowest value, `group` is
-            empty, or `reward_dtype` is unknown.
+        InvalidArgumentError: A number is no integer or is below its lowest value, a switch is no
+            bool, `group` is empty, or `reward_dtype` is unknown.
     """
 
     steps_per_epoch: int
@@ -63,6 +66,8 @@ class RolloutOptions:
             if lowest is None or (number is None and spec.name in _MAY_BE_NONE):
                 continue
             object.__setattr__(self, spec.name, check_count(spec.name, number, lowest))
+        check_kind("reset_each_epoch", self.reset_each_epoch, bool)
+        check_kind("bootstrap_values", self.bootstrap_values, bool)
         group: object = self.group
         if not isinstance(group, str) or not group:
             raise InvalidArgumentError(
@@ -111,3 +116,24 @@ class Position:
         if self.epoch + 1 < options.num_epochs:
             return Position(trajectory=self.trajectory, epoch=self.epoch + 1)
         return Position(trajectory=self.trajectory + 1)
+
+
+def checked_seed(seed: Any, num_envs: int) -> int | list[int] | None:
+    """Return a seed as Gymnasium takes it: an int of Python, or a list of one for each env.
+
+    Raises:
+        InvalidArgumentError: It is neither one integer of at least 0, nor such a list, nor None.
+
+    Example:
+        >>> checked_seed(np.int64(3), 2), checked_seed(np.arange(2), 2)
+        (3, [0, 1])
+    """
+    if seed is None or is_count(seed, 0):
+        return None if seed is None else int(seed)
+    is_list = isinstance(seed, (Sequence, np.ndarray)) and len(seed) == num_envs
+    if not is_list or not all(is_count(one, 0) for one in seed):
+        raise InvalidArgumentError(
+            f"seed is {seed!r:.100}, but must be an integer of at least 0, or a list of {num_envs}, "
+            "one for each env; leave it out to let the environments choose"
+        )
+    return [int(one) for one in seed]

@@ -13,6 +13,7 @@ from relive.fields import FLAG_FIELDS
 from relive.gym.options import RewardType
 from relive.gym.players import PlayedChunk
 from relive.gym.spaces import Flat
+from relive.tensors import convert
 
 __all__ = ["MASK", "chunk_columns", "first_flags", "next_obs", "played_actions", "truncate"]
 
@@ -91,9 +92,8 @@ def truncate(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cast_rewards(rewards: NDArray[np.float64], dtype: RewardType) -> NDArray[Any]:
-    with np.errstate(over="ignore"):
-        cast = rewards.astype(dtype)
-    if (np.isinf(cast) != np.isinf(rewards)).any():
+    cast = convert(rewards, rewards.dtype.name, dtype)
+    if cast is None:
         raise ColumnMismatchError(
             f"a reward is {np.abs(rewards).max()}, but {dtype} holds none so large; use "
             'reward_dtype="float64"',

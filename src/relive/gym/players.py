@@ -18,7 +18,7 @@ away, and is reset again before the next chunk. The other modes leave no say ove
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,10 +89,9 @@ class Player(ABC):
         self.num_discarded = 0
         """Env steps that were played and are part of no transition, resets included."""
 
-    def reset(self, seed: int | Sequence[int] | None = None) -> None:
+    def reset(self, seed: int | list[int] | None = None) -> None:
         """Reset every env, whatever it was at."""
-        seeds = seed if seed is None or isinstance(seed, int) else list(seed)
-        observation, _ = self._envs.reset(seed=seeds)  # type: ignore[arg-type]  # lists work too
+        observation, _ = self._envs.reset(seed=seed)  # type: ignore[arg-type]  # lists work too
         self.obs = self._observations.read(observation)
 
     def prepare(self) -> None:  # noqa: B027 (nothing to do is right for two of three modes)
@@ -148,7 +147,7 @@ class _NextStepPlayer(Player):
         super().__init__(envs, observations)
         self._is_resetting = np.zeros(self._num_envs, np.bool_)
 
-    def reset(self, seed: int | Sequence[int] | None = None) -> None:
+    def reset(self, seed: int | list[int] | None = None) -> None:
         super().reset(seed)
         self._is_resetting[:] = False
 
@@ -189,7 +188,7 @@ class _DisabledPlayer(Player):
         super().__init__(envs, observations)
         self._has_ended = np.zeros(self._num_envs, np.bool_)
 
-    def reset(self, seed: int | Sequence[int] | None = None) -> None:
+    def reset(self, seed: int | list[int] | None = None) -> None:
         super().reset(seed)
         self._has_ended[:] = False
 

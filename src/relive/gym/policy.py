@@ -8,9 +8,11 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from relive.collection.incoming import check_name
 from relive.columns import flatten
 from relive.dtypes import has_numpy_type
 from relive.errors import ColumnMismatchError, UnsupportedValueError
+from relive.fields import TREE_FIELDS
 from relive.gym.part_columns import MASK
 from relive.gym.spaces import ActionSpec, Flat, ObservationSpec
 from relive.tensors import copy_in, is_array, wrap_out
@@ -95,7 +97,12 @@ class PolicyReader:
                 "`return actions`",
                 column="actions",
             )
-        columns = {name: self._column(value, name) for name, value in flatten(further).items()}
+        columns = {
+            name: self._column(value, name)
+            for name, value in flatten(further).items()
+            # An empty tree field is what a trajectory has by default.
+            if not (name in TREE_FIELDS and isinstance(value, Mapping))
+        }
         actions = self._actions.read(answer)
         self._check_layout({name: _describe(column) for name, column in columns.items()})
         return actions, columns
@@ -116,6 +123,10 @@ class PolicyReader:
                 f"the policy returned a column {name!r}, but may give {', '.join(_FIELDS)}, and "
                 f"not {MASK!r}; put it under extras by another name",
                 column=name,
+            )
+        if fault := check_name(name):
+            raise ColumnMismatchError(
+                f"the policy returned a column of no trajectory: {fault}", column=name
             )
         column: Any
         if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):

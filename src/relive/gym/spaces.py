@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from relive.columns import flatten, unflatten
 from relive.dtypes import has_numpy_type
 from relive.errors import ColumnMismatchError, UnsupportedValueError
-from relive.tensors import copy_in
+from relive.tensors import convert, copy_in
 
 __all__ = ["ActionSpec", "Flat", "ObservationSpec", "copy_numpy"]
 
@@ -124,7 +124,8 @@ class ActionSpec:
 
         Raises:
             ColumnMismatchError: The shape differs, or a value cannot be held: a fraction where
-                the space has integers, or one out of the element type's range.
+                the space has integers, or one out of the element type's range. Floats may be
+                rounded, but not to infinity.
             UnsupportedValueError: It is no array or tensor of a type that NumPy has.
         """
         array = copy_numpy(actions, "actions")
@@ -134,12 +135,8 @@ class ActionSpec:
                 f"{self._axes} = {self._shape}; return one row for each env",
                 column="actions",
             )
-        is_number = array.dtype.kind in "fiub"
-        if is_number and self._dtype.kind == "f":
-            return array.astype(self._dtype, copy=False)
-        with np.errstate(invalid="ignore"):  # a NaN among them fails the comparison below
-            cast = array.astype(self._dtype) if is_number else array
-        if not is_number or not np.array_equal(cast, array):
+        cast = convert(array, array.dtype.name, self._dtype.name)
+        if cast is None:
             raise ColumnMismatchError(
                 f"the policy returned actions of {array.dtype}, but the action space holds "
                 f"{self._dtype}, and some would change; return {self._dtype}",
@@ -157,17 +154,31 @@ def _check_one_column(space: Space[Any], column: str) -> None:
             f"and element type: {allowed}{nested}; use a wrapper that flattens it",
             column=column,
         )
+    if not has_numpy_type(np.dtype(space.dtype).name):
+        raise UnsupportedValueError(
+            f"the space of {column!r} has elements of {space.dtype}, but no column has such; use "
+            "float32 or another type of relive.dtypes.DTYPE_NAMES",
+            column=column,
+        )
 
 
 def copy_numpy(value: Any, column: str) -> NDArray[Any]:
     """Copy an array or tensor into an array of our own.
 
     Raises:
+        ColumnMismatchError: It is a list of rows of different lengths.
         UnsupportedValueError: It is of an element type that NumPy or a column lacks.
     """
     if type(value) is np.ndarray and value.dtype.isbuiltin == 1 and value.dtype.kind in "fiub":
         return np.array(value, order="C")  # nearly all are; `copy_in` takes ten times as long
-    array, dtype = copy_in(value, column)
+    try:
+        array, dtype = copy_in(value, column)
+    except ValueError as error:
+        raise ColumnMismatchError(
+            f"column {column!r} is a {type(value).__name__} that NumPy takes for no array "
+            f"({error}), but must have a row of the same shape for each env; make it an array",
+            column=column,
+        ) from error
     if not has_numpy_type(dtype):
         raise UnsupportedValueError(
             f"column {column!r} is {dtype}, but NumPy and so Gymnasium has no such type; return "
@@ -188,4 +199,11 @@ def _read_column(
             "correct the space, or what the environment returns",
             column=column,
         )
-    return array.astype(dtype, copy=False)
+    cast = convert(array, array.dtype.name, dtype.name)
+    if cast is None:
+        raise ColumnMismatchError(
+            f"{column!r} is {array.dtype}, but its space says {dtype}, in which some of it would be "
+            "another number; correct the space, or what the environment returns",
+            column=column,
+        )
+    return cast

@@ -15,7 +15,7 @@ from gymnasium.vector import VectorEnv
 from relive.columns import unflatten
 from relive.errors import ClosedError, ColumnMismatchError, InvalidArgumentError
 from relive.gym.episodes import Episode, EpisodeLog
-from relive.gym.options import Position, RewardType, RolloutOptions
+from relive.gym.options import Position, RewardType, RolloutOptions, checked_seed
 from relive.gym.part_columns import (
     chunk_columns,
     first_flags,
@@ -57,14 +57,15 @@ class VectorRollout(Iterator[TrajectoryPart]):
             observations, the latter also as (nested) Dict. It is reset at the first step.
         policy: Called once for each chunk step.
         options: How the rollout is cut.
-        seed: Given to the first reset, as Gymnasium takes it.
+        seed: Given to the first reset: an integer from which Gymnasium makes one for each env, or
+            one for each.
         model_weights_id: Stamped on each part: a text, or a function that gives it, which is
             called before the policy. A part whose rows were played at different times bears
             that of the latest; let the policy return `versions` to have one for each row.
 
     Raises:
-        InvalidArgumentError: `envs` is no vector environment or `policy` no function, or the
-            autoreset mode is unknown or cannot do what is asked.
+        InvalidArgumentError: `envs` is no vector environment, `policy` no function or `seed` none,
+            or the autoreset mode is unknown or cannot do what is asked.
         UnsupportedValueError: A space has no columns.
     """
 
@@ -97,7 +98,7 @@ class VectorRollout(Iterator[TrajectoryPart]):
         self._queue = StepQueue(num_envs, options.max_queued_steps)
         self._episodes = EpisodeLog(num_envs)
         self._envs, self._options = envs, options
-        self._seed = seed
+        self._seed = checked_seed(seed, num_envs)
         self._weights_id = model_weights_id
         self._latest_weights_id = ""
         self._at = Position()
@@ -197,8 +198,7 @@ class VectorRollout(Iterator[TrajectoryPart]):
             columns = self._bootstrap_value()
         if columns is None:
             return None
-        self._at = at.following(options)
-        return TrajectoryPart(
+        part = TrajectoryPart(
             group=options.group,
             incarnation=options.incarnation,
             trajectory=at.trajectory,
@@ -207,6 +207,8 @@ class VectorRollout(Iterator[TrajectoryPart]):
             columns=unflatten(columns),
             model_weights_id=self._latest_weights_id if at.step >= 0 else "",
         )
+        self._at = at.following(options)
+        return part
 
     def _next_step(self) -> dict[str, Any] | None:
         """Play until every env has a step; None when closed meanwhile."""

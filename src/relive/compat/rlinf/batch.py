@@ -11,6 +11,7 @@ from relive.compat.rlinf.trajectory import as_trajectory
 from relive.errors import ColumnMismatchError
 from relive.fields import TREE_FIELDS
 from relive.interventions import named_columns
+from relive.options import checked_list
 from relive.tensors import copy_in, is_array, is_tensor, wrap_out
 
 __all__ = ["convert_trajectories_to_batch"]
@@ -28,6 +29,7 @@ def convert_trajectories_to_batch(trajectories: Sequence[Any]) -> Tree:
         when there are no trajectories.
 
     Raises:
+        InvalidArgumentError: `trajectories` is no list.
         ColumnMismatchError: A column is missing in some, or differs in more than B.
         UnsupportedValueError: Something is no trajectory, or a column has no element type of ours.
 
@@ -38,7 +40,8 @@ def convert_trajectories_to_batch(trajectories: Sequence[Any]) -> Tree:
         >>> convert_trajectories_to_batch(parts)["rewards"][0]
         tensor([0., 0., 1., 1.])
     """
-    flats = [_columns_of(one) for one in trajectories]
+    given = checked_list("trajectories", trajectories, "trajectories")
+    flats = [_columns_of(one) for one in given]
     batch: dict[str, Any] = {}
     for name in dict.fromkeys(name for flat in flats for name in flat):
         lacking = [place for place, flat in enumerate(flats) if name not in flat]

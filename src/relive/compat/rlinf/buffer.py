@@ -6,7 +6,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
 from typing import Any, Literal, overload
+
+import numpy as np
 
 import relive.buffer
 from relive.batches import SampleInfo, TextForm
@@ -63,10 +66,10 @@ class TrajectoryReplayBuffer(relive.buffer.TrajectoryReplayBuffer):
 
         Args:
             seed: As in relive, like all others but those below.
-            enable_cache: Likewise.
-            cache_size: Likewise.
-            sample_window_size: Likewise.
-            auto_save: Likewise.
+            enable_cache: As in relive; 0 and 1 are taken too.
+            cache_size: As in relive; a whole float is taken too.
+            sample_window_size: Likewise; below 0 it is as 0.
+            auto_save: As in relive; 0 and 1 are taken too.
             auto_save_path: The folder; of no account without `auto_save`, None too.
             trajectory_format: As in relive.
             sampler: Likewise.
@@ -76,24 +79,26 @@ class TrajectoryReplayBuffer(relive.buffer.TrajectoryReplayBuffer):
             if_exists: Here a store found in `auto_save_path` is gone on with by default.
             allow_pickle: As in relive.
             stream: None takes rank and world size of this process: of `torch.distributed` if it
-                is initialised, else of the variables RANK and WORLD_SIZE, if they are set. A
-                world of one has none.
+                is initialised, else of the variables RANK and WORLD_SIZE, if they are set and not
+                empty. A world of one has none.
             break_lock: As in relive.
 
         Raises:
             InvalidArgumentError: An argument is out of range or unknown, `auto_save` lacks a
-                path, or RANK or WORLD_SIZE is no number.
+                path, or RANK or WORLD_SIZE is no number, or RANK not below WORLD_SIZE.
             StoreExistsError: `auto_save_path` is a file, or holds what `if_exists` refuses.
             StoreLockedError: Another writer has the folder.
             StorageError: The folder cannot be made or written.
             CorruptFileError: The store found cannot be read.
             ColumnMismatchError: The store found does not fit `columns`.
         """
+        enable_cache, auto_save = _switch(enable_cache), _switch(auto_save)
+        window_size = _whole(sample_window_size)
         super().__init__(
             seed,
             enable_cache,
-            cache_size,
-            sample_window_size,
+            _whole(cache_size),
+            0 if isinstance(window_size, int) and window_size < 0 else window_size,
             auto_save,
             (auto_save_path or "") if auto_save else "",
             trajectory_format,
@@ -109,11 +114,13 @@ class TrajectoryReplayBuffer(relive.buffer.TrajectoryReplayBuffer):
         self.enable_cache = enable_cache or not auto_save
         """Whether the newest trajectories are in memory; they are without `auto_save`."""
 
-    def add_trajectories(self, trajectories: Iterable[Any]) -> list[int]:
+    def add_trajectories(self, trajectories: Iterable[Any] | None) -> list[int]:
         """Add trajectories, RLinf's own among them: all of them or, when it raises, none.
 
-        See `relive.TrajectoryReplayBuffer.add_trajectories`.
+        See `relive.TrajectoryReplayBuffer.add_trajectories`. None is nothing to add.
         """
+        if trajectories is None:
+            return []
         given = checked_list("trajectories", trajectories, "trajectories")
         return super().add_trajectories([as_trajectory(one) for one in given])
 
@@ -157,6 +164,19 @@ class TrajectoryReplayBuffer(relive.buffer.TrajectoryReplayBuffer):
         """Draw transitions, as `sample` does."""
         return self.sample(num_chunks)
 
+    def is_ready(self, min_size: float) -> bool:
+        """Tell whether `size` is at least this; any number will do, also a fraction."""
+        given: Any = min_size
+        return bool(self.size >= given) if isinstance(given, Real) else super().is_ready(given)
+
+    async def is_ready_async(self, min_size: float, timeout_s: float | None = None) -> bool:
+        """Tell whether `size` is at least this, waiting for it if asked to.
+
+        See `relive.TrajectoryReplayBuffer.is_ready_async`.
+        """
+        given: Any = min_size
+        return await super().is_ready_async(given, timeout_s)
+
     def load_checkpoint(
         self,
         load_path: str | os.PathLike[str],
@@ -185,6 +205,17 @@ class TrajectoryReplayBuffer(relive.buffer.TrajectoryReplayBuffer):
         super().close()
 
 
+def _switch(value: Any) -> Any:
+    """Return 0, 1 and NumPy's bools as bools, all else as it is, to be judged later."""
+    return bool(value) if isinstance(value, (Integral, np.bool_)) and value in (0, 1) else value
+
+
+def _whole(number: Any) -> Any:
+    """Return whole floats as integers, all else as it is, to be judged later."""
+    is_float = isinstance(number, Real) and not isinstance(number, Integral)
+    return int(number) if is_float and float(number).is_integer() else number
+
+
 def _process_stream() -> tuple[int, ...]:
     """Return rank and world size of this process; () when it is alone."""
     rank, world_size = _distributed_rank() or _environment_rank()
@@ -204,11 +235,17 @@ def _distributed_rank() -> tuple[int, int] | None:
 def _environment_rank() -> tuple[int, int]:
     numbers = {}
     for name, least in (("RANK", 0), ("WORLD_SIZE", 1)):
-        text = os.environ.get(name, str(least))
+        text = os.environ.get(name) or str(least)
         if not text.isascii() or not text.isdigit() or int(text) < least:
             raise InvalidArgumentError(
                 f"the variable {name} is {text!r}, but must be an integer of at least {least}; set "
                 "it right, or give stream=()"
             )
         numbers[name] = int(text)
-    return numbers["RANK"], numbers["WORLD_SIZE"]
+    rank, world_size = numbers["RANK"], numbers["WORLD_SIZE"]
+    if os.environ.get("WORLD_SIZE") and rank >= world_size:
+        raise InvalidArgumentError(
+            f"the variable RANK is {rank} and WORLD_SIZE {world_size}, but ranks count from 0 and "
+            "are below it; set them right, or give stream=()"
+        )
+    return rank, world_size

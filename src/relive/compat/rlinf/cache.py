@@ -43,9 +43,15 @@ class TrajectoryCache(relive.cache.TrajectoryCache):
                 else.
 
         Raises:
-            UnsupportedValueError: There is no tensor in it, something that is none, or a tensor
-                that cannot be stored.
+            UnsupportedValueError: It is no dict, there is no tensor in it, something that is
+                none, or a tensor that cannot be stored.
         """
+        given: object = trajectory
+        if not isinstance(given, Mapping):
+            raise UnsupportedValueError(
+                f"trajectory {trajectory_id} is a {type(given).__name__}, but the cache holds "
+                "nested dicts of tensors [rows, ...]; give one"
+            )
         named = flatten(trajectory)
         if not named:
             raise UnsupportedValueError(

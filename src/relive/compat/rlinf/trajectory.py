@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 from uuid import NAMESPACE_DNS, uuid5
 
@@ -92,18 +92,23 @@ class Trajectory(relive.trajectory.Trajectory):
 
 
 def as_trajectory(value: Any) -> relive.trajectory.Trajectory:
-    """Return RLinf's own trajectory as one of ours, which shares its tensors.
+    """Return RLinf's own trajectory, or any of ours, as one of ours, which shares its tensors.
 
     Args:
         value: A trajectory of ours, or a dataclass with the fields of RLinf's. Fields that ours
-            lacks are found in `extras`, as those of RLinf's files are.
+            lacks are found in `extras`, as those of RLinf's files are. A `model_weights_id` of
+            None means as in RLinf that it is unknown.
 
     Raises:
         UnsupportedValueError: It is neither.
         ColumnMismatchError: A name stands both among its fields and in its `extras`.
     """
-    if isinstance(value, relive.trajectory.Trajectory):
-        return value
+    ours = value if isinstance(value, relive.trajectory.Trajectory) else _converted(value)
+    weights_id: object = ours.model_weights_id
+    return replace(ours, model_weights_id="") if weights_id is None else ours
+
+
+def _converted(value: Any) -> Trajectory:
     names = {spec.name for spec in fields(value)} if is_dataclass(value) else set()
     if isinstance(value, type) or not names >= {"actions", "rewards", "curr_obs", "next_obs"}:
         raise UnsupportedValueError(

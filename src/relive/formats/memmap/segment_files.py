@@ -91,7 +91,7 @@ class SegmentHead:
             ) from error
         except CorruptFileError as error:
             raise type(error)(f"{str(name)!r}: {error}", path=str(name)) from error
-        except (LookupError, TypeError, ValueError, RecursionError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise CorruptFileError(
                 f"{str(name)!r} is cut or damaged ({error}), but says how the segment's columns "
                 "lie; restore it from a copy",

@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of stored trajectories: numbers in memory, the rest as text in files.
+
+A record as an object takes almost a kilobyte, so a store of a million would take one gigabyte.
+Here each has a row of numbers, about 50 bytes, which also say where its JSON lies in
+`trajectory_index.json` or in the journal; it is read and decoded when somebody asks, and the
+records asked for last are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import (
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+    ValuesView,
+)
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from relive.errors import ClosedError, CorruptFileError, StorageError
+from relive.id_table import IdTable
+from relive.read_file import ReadFile
+from relive.record import Layout, Record
+from relive.record_json import LayoutTable, record_from_json, record_text
+
+__all__ = ["IN_MEMORY", "RECORD_COLUMNS", "RecordTable", "at_journal"]
+
+RECORD_COLUMNS = {
+    "trajectory_id": "<i8",
+    "first_row_id": "<i8",
+    "num_rows": "<i8",
+    "place": "<i8",
+    "text_start": "<i8",
+    "text_bytes": "<u4",
+    "num_envs": "<u4",
+    "layout": "<u4",
+}
+"""Columns of a table and NumPy's names of their types.
+
+`text_start` is a byte of the index file; of the journal when below -1, counted down from -2; or
+`IN_MEMORY`.
+"""
+
+IN_MEMORY = -1
+"""As `text_start`: the record has no text yet and is kept as an object."""
+
+_NUM_RECENT = 2048
+_BLOCK = 256  # records read at once by those who go through all
+_DENSE = 1 << 16  # bytes between texts that may be read in vain
+
+
+def at_journal(start: int) -> int:
+    """Return the `text_start` of a text in the journal."""
+    return -2 - start
+
+
+class RecordTable(MutableMapping[int, Record]):
+    """Records by trajectory id, oldest first.
+
+    One thread may change it, the writer's. Any thread may look records up meanwhile.
+    """
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        """Begin with records that are kept as objects until they have a text."""
+        self.layouts = LayoutTable()
+        """Layouts by the numbers that the texts name."""
+        self._lock = threading.Lock()
+        self._rows = IdTable(RECORD_COLUMNS)
+        self._held: dict[int, Record] = {}
+        self._recent: OrderedDict[int, Record] = OrderedDict()
+        self._index: ReadFile | None = None
+        self._journal: ReadFile | None = None
+        for record in records:
+            self[record.trajectory_id] = record
+
+    @classmethod
+    def of(
+        cls,
+        columns: Mapping[str, NDArray[Any]],
+        layouts: LayoutTable,
+        *,
+        index: ReadFile | None,
+        journal: ReadFile | None,
+    ) -> RecordTable:
+        """Return a table of records that all have a text.
+
+        Args:
+            columns: Those of `RECORD_COLUMNS`, which are not written to.
+            layouts: By the numbers in the texts.
+            index: The index file.
+            journal: The journal.
+        """
+        table = cls()
+        table.layouts = layouts
+        table._rows = IdTable.of({name: columns[name] for name in RECORD_COLUMNS})
+        table._index, table._journal = index, journal
+        return table
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[int]:
+        """Go through the ids, oldest first."""
+        return iter(self.column("trajectory_id").tolist())
+
+    def __contains__(self, trajectory_id: object) -> bool:
+        """Tell whether there is such a record."""
+        with self._lock:
+            return isinstance(trajectory_id, int) and self._rows.row_of(trajectory_id) >= 0
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return a column of `RECORD_COLUMNS`, oldest first; it stays as it is."""
+        with self._lock:
+            return self._rows.column(name)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all trajectories."""
+        return int(self.column("num_rows").sum())
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the columns of all trajectories."""
+        numbers, counts = np.unique(self.column("layout"), return_counts=True)
+        sizes = (self.layouts.layouts[number].size_bytes for number in numbers.tolist())
+        return sum(size * count for size, count in zip(sizes, counts.tolist(), strict=True))
+
+    @property
+    def num_in_memory(self) -> int:
+        """Records that have no text yet."""
+        return len(self._held)
+
+    def __getitem__(self, trajectory_id: int) -> Record:
+        """Return a record.
+
+        Raises:
+            KeyError: There is none.
+            CorruptFileError: The file of its text is damaged.
+            StorageError: The disk cannot read it.
+        """
+        with self._lock:
+            recent = self._recent.get(trajectory_id)
+            if recent is not None:
+                self._recent.move_to_end(trajectory_id)
+                return recent
+            row = self._rows.row_of(trajectory_id)
+            if row < 0:
+                raise KeyError(trajectory_id)
+            (record,) = map(_decode, self._fetch([row]))
+            self._remember(record)
+            return record
+
+    def _remember(self, record: Record) -> None:
+        self._recent[record.trajectory_id] = record
+        while len(self._recent) > _NUM_RECENT:
+            self._recent.popitem(last=False)
+
+    def values(self) -> ValuesView[Record]:
+        """Return the records, oldest first; they are read in blocks and not kept."""
+        return _Values(self)
+
+    def several(self, trajectory_ids: Sequence[int]) -> list[Record]:
+        """Return records, of which none is kept.
+
+        Raises:
+            KeyError: One is not there.
+            CorruptFileError: The file of a text is damaged.
+            StorageError: The disk cannot read it.
+        """
+        with self._lock:
+            rows = [self._rows.row_of(trajectory_id) for trajectory_id in trajectory_ids]
+            if -1 in rows:
+                raise KeyError(trajectory_ids[rows.index(-1)])
+            found = self._fetch(rows)
+        return list(map(_decode, found))  # which takes its time, and needs no lock
+
+    def _fetch(self, rows: Sequence[int]) -> list[_Fetched]:
+        ids = self._rows.column("trajectory_id")[rows].tolist()
+        numbers = zip(*(self._rows.column(n)[rows].tolist() for n in _CHECKED), strict=True)
+        return [
+            _Fetched(one, checked, self._held[one] if text is None else text, self.layouts.layouts)
+            for one, checked, text in zip(ids, numbers, self._texts_of(rows), strict=True)
+        ]
+
+    def _texts_of(self, rows: Sequence[int]) -> list[bytes | None]:
+        """Return JSON texts, None for those that have none."""
+        starts = self._rows.column("text_start")[rows]
+        sizes = self._rows.column("text_bytes")[rows].astype(np.int64)
+        texts: list[bytes | None] = [None] * len(rows)
+        for file, chosen, begins in (
+            (self._index, starts >= 0, starts),
+            (self._journal, starts < IN_MEMORY, -2 - starts),
+        ):
+            places = np.flatnonzero(chosen)
+            if not len(places):
+                continue
+            if file is None:
+                raise ClosedError("the index is closed, but a record was looked up; open it again")
+            _read_texts(file, places, begins[places], sizes[places], texts)
+        return texts
+
+    def texts(self, first: int, stop: int) -> list[bytes]:
+        """Return the JSON texts of rows counted from the oldest, encoded if there is none yet.
+
+        Raises:
+            CorruptFileError: The file of a text is cut.
+            StorageError: The disk cannot read it.
+        """
+        with self._lock:
+            rows = range(first, min(stop, len(self._rows)))
+            if not rows:
+                return []
+            ids = self._rows.column("trajectory_id")[first:stop].tolist()
+            numbers = self._rows.column("layout")[first:stop].tolist()
+            return [
+                record_text(self._held[one], number) if text is None else text
+                for one, number, text in zip(ids, numbers, self._texts_of(rows), strict=True)
+            ]
+
+    def __setitem__(self, trajectory_id: int, record: Record) -> None:
+        """Put a record that has no text yet at the end; one of its id goes."""
+        self.discard([trajectory_id])
+        number = self.layouts.number_of(record.layout)
+        with self._lock:
+            self._append(record, number, IN_MEMORY, 0)
+            self._held[trajectory_id] = record
+
+    def note(self, record: Record, layout_number: int, text_start: int, text_bytes: int) -> None:
+        """Append a record whose text is in a file; one of its id goes.
+
+        Args:
+            record: What the text says.
+            layout_number: The number of its layout here and in the text.
+            text_start: As in `RECORD_COLUMNS`.
+            text_bytes: How long the text is.
+        """
+        if record.trajectory_id in self:
+            self.discard([record.trajectory_id])
+        with self._lock:
+            self._append(record, layout_number, text_start, text_bytes)
+            self._remember(record)
+
+    def _append(self, record: Record, number: int, text_start: int, text_bytes: int) -> None:
+        first, num_rows, place, num_envs = _numbers_of(record)
+        self._rows.append(
+            record.trajectory_id,
+            first,
+            num_rows,
+            place,
+            text_start,
+            text_bytes,
+            num_envs,
+            number,
+        )
+
+    def __delitem__(self, trajectory_id: int) -> None:
+        """Take a record out.
+
+        Raises:
+            KeyError: There is none.
+        """
+        if trajectory_id not in self:
+            raise KeyError(trajectory_id)
+        self.discard([trajectory_id])
+
+    def discard(self, trajectory_ids: Collection[int]) -> None:
+        """Take records out; those that are not there are passed over."""
+        with self._lock:
+            self._rows.remove(trajectory_ids)
+            for trajectory_id in trajectory_ids:
+                self._held.pop(trajectory_id, None)
+                self._recent.pop(trajectory_id, None)
+
+    def successor(self, order: Sequence[int], loaded: Iterable[Record]) -> RecordTable:
+        """Return another table of records of this one and of new ones; this one stays as it is.
+
+        Args:
+            order: Ids of all of them, oldest first.
+            loaded: The new ones, which have no text yet and stand for those of the same id.
+
+        Raises:
+            KeyError: One is in neither.
+        """
+        brought = {record.trajectory_id: record for record in loaded}
+        with self._lock:
+            rows = [0 if one in brought else self._rows.row_of(one) for one in order]
+            if -1 in rows:
+                raise KeyError(order[rows.index(-1)])
+            old = self._rows.take(np.array(rows, np.int64)) if len(self._rows) else None
+            held = {one: self._held[one] for one in order if one in self._held}
+        numbers = {one: self.layouts.number_of(r.layout) for one, r in brought.items()}
+        columns = {
+            name: np.zeros(len(order), dtype) if old is None else old[name]
+            for name, dtype in RECORD_COLUMNS.items()
+        }
+        for row, one in enumerate(order):
+            if one in brought:
+                values = (one, IN_MEMORY, numbers[one], *_numbers_of(brought[one]))
+                names = ("trajectory_id", "text_start", "layout", *_CHECKED)
+                for name, value in zip(names, values, strict=True):
+                    columns[name][row] = value
+        table = RecordTable.of(columns, self.layouts, index=self._index, journal=self._journal)
+        table._held = held | brought
+        return table
+
+    def rebase(self, index: ReadFile, starts: NDArray[np.int64], sizes: NDArray[np.uint32]) -> None:
+        """Let all texts be those of another index file.
+
+        Args:
+            index: The file.
+            starts: Where the text of each record begins, oldest first.
+            sizes: How long each is.
+        """
+        with self._lock:
+            self._rows.set_column("text_start", starts)
+            self._rows.set_column("text_bytes", sizes)
+            self._index = index
+            self._held.clear()
+
+    def read_journal_from(self, journal: ReadFile | None) -> None:
+        """Let texts in the journal be those of another file."""
+        with self._lock:
+            self._journal = journal
+
+    @property
+    def journal(self) -> ReadFile | None:
+        """The journal in which texts are looked up."""
+        return self._journal
+
+    def used_layouts(self) -> set[int]:
+        """Return the numbers of layouts that a record has."""
+        return set(np.unique(self.column("layout")).tolist())
+
+    def layout_list(self) -> list[Layout | None]:
+        """Return the layouts by their numbers, None for those without."""
+        layouts = self.layouts.layouts
+        return [layouts.get(number) for number in range(max(layouts, default=-1) + 1)]
+
+    def close(self) -> None:
+        """Let go of the files; texts cannot be read any more."""
+        with self._lock:
+            for file in (self._index, self._journal):
+                if file is not None:
+                    file.close()
+            self._index = self._journal = None
+
+    def after_fork(self) -> None:
+        """Become a forked child's copy: no thread of the parent will ever give a lock back."""
+        self._lock = threading.Lock()
+
+
+_CHECKED = ("first_row_id", "num_rows", "place", "num_envs")
+
+
+def _numbers_of(record: Record) -> tuple[int, int, int, int]:
+    return record.first_row_id, record.num_rows, record.place, record.num_envs
+
+
+class _Fetched(NamedTuple):
+    """A record that was looked up, not decoded yet."""
+
+    trajectory_id: int
+    numbers: tuple[int, ...]
+    """What the columns say of it, in the order of `_CHECKED`."""
+    found: bytes | Record
+    layouts: Mapping[int, Layout]
+
+
+def _decode(fetched: _Fetched) -> Record:
+    """Decode a record, which must be what the columns say."""
+    found, one = fetched.found, fetched.trajectory_id
+    if isinstance(found, Record):
+        return found
+    try:
+        record = record_from_json(json.loads(found), fetched.layouts)
+    except (ValueError, RecursionError) as error:
+        raise CorruptFileError(
+            f"the index entry of trajectory {one} is damaged: {error}; restore it from a copy"
+        ) from error
+    if (record.trajectory_id, *_numbers_of(record)) != (one, *fetched.numbers):
+        raise CorruptFileError(
+            f"the index entry of trajectory {one} is {found!r:.200}, but the index says something "
+            "else of it; restore it from a copy"
+        )
+    return record
+
+
+def _read_texts(
+    file: ReadFile,
+    places: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    texts: list[bytes | None],
+) -> None:
+    """Fill in the texts of one file, read at once when they lie close together."""
+    first, last = int(starts.min()), int((starts + sizes).max())
+    try:
+        if last - first <= 2 * int(sizes.sum()) + _DENSE:
+            block = bytes(file.read(first, last - first))
+            begins = (starts - first).tolist()
+            for place, start, size in zip(places.tolist(), begins, sizes.tolist(), strict=True):
+                texts[place] = block[start : start + size]
+            return
+        for place, start, size in zip(
+            places.tolist(), starts.tolist(), sizes.tolist(), strict=True
+        ):
+            texts[place] = bytes(file.read(start, size))
+    except EOFError as error:
+        raise CorruptFileError(f"the index is cut: {error}; restore it from a copy") from error
+    except OSError as error:
+        raise StorageError(
+            f"the index cannot be read: {error}; check the disk", errno=error.errno
+        ) from error
+
+
+class _Values(ValuesView[Record]):
+    """The records of a table, read a block at a time."""
+
+    def __init__(self, table: RecordTable) -> None:
+        super().__init__(table)
+        self._table = table
+
+    def __iter__(self) -> Iterator[Record]:
+        ids = self._table.column("trajectory_id")
+        for start in range(0, len(ids), _BLOCK):
+            yield from self._table.several(ids[start : start + _BLOCK].tolist())
