@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from records import make_record
 from relive.errors import EvictedError, InvalidArgumentError
-from relive.index import MAX_ROW_ID, Index, Numbering, Window
+from relive.index import MAX_ROW_ID, Index, Numbering
 from relive.record import Record
+from relive.window import Window
 
 LENGTHS = st.integers(1, 4)
 
@@ -35,10 +36,23 @@ def check_window(window: Window, records: list[Record]) -> None:
     expected = rows_of(records)
     assert window.trajectory_ids.tolist() == [r.trajectory_id for r in records]
     assert window.num_rows == len(expected)
-    assert row_ids_of(window) == expected
-    position, rows = window.locate(np.array(expected, np.int64))
-    assert position.tolist() == [k for k, r in enumerate(records) for _ in range(r.num_rows)]
-    assert rows.tolist() == [row for r in records for row in range(r.num_rows)]
+    by_env = [
+        r.first_row_id + t * r.num_envs + b
+        for r in records
+        for b in range(r.num_envs)
+        for t in range(r.num_steps)
+    ]
+    assert row_ids_of(window) == by_env
+    located = window.locate(np.array(expected, np.int64))
+    owners = [k for k, r in enumerate(records) for _ in range(r.num_rows)]
+    assert located.position.tolist() == owners
+    assert located.rows.tolist() == [row for r in records for row in range(r.num_rows)]
+    assert located.row_ids.tolist() == expected
+    found = window.at(np.arange(window.num_rows))
+    assert found.position.tolist() == owners
+    assert found.offsets.tolist() == [row for r in records for row in range(r.num_rows)]
+    again = window.locate(found.row_ids)
+    assert again.offsets.tolist() == found.offsets.tolist()
 
 
 class IndexAndList(RuleBasedStateMachine):
@@ -170,6 +184,22 @@ class TestIndex:
         assert np.shares_memory(window.ends, index.window(3).ends)
 
 
+class TestManyTrajectories:
+    """Where rows are guessed from their share of all rows before they are searched for."""
+
+    @pytest.mark.parametrize("lengths", [[3], [1, 9], [700, 1, 1], [1, 1, 1, 4000]])
+    @pytest.mark.parametrize("evicted", [0, 1, 350])
+    def test_each_row_is_found(self, lengths: list[int], evicted: int) -> None:
+        records = list(index_of(*(lengths * (1400 // len(lengths)))))
+        index = Index(records)
+        index.remove([record.trajectory_id for record in records[:evicted]])
+        window = index.window(0)
+        owners = np.repeat(np.arange(len(index)), window.counts)
+        numbers = np.arange(window.num_rows)
+        assert np.array_equal(window.at(numbers).position, owners)
+        assert np.array_equal(window.at(numbers[::-1][:1000]).position, owners[::-1][:1000])
+
+
 class TestLocate:
     @settings(max_examples=60)
     @given(ids=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5))
@@ -187,8 +217,8 @@ class TestLocate:
     @pytest.mark.parametrize("lengths", [(), (3, 2)])
     def test_no_ids_are_found_anywhere(self, lengths: tuple[int, ...]) -> None:
         none: NDArray[np.int64] = np.empty(0, np.int64)
-        position, rows = index_of(*lengths).window(0).locate(none)
-        assert len(position) == len(rows) == 0
+        located = index_of(*lengths).window(0).locate(none)
+        assert len(located) == len(located.rows) == len(located.row_ids) == 0
 
     def test_an_empty_window_has_no_row(self) -> None:
         window = index_of().window(0)

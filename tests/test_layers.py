@@ -39,7 +39,7 @@ LAYERS = (
         "sharding",
         "channel_waiting",
     ),
-    ("runs", "tensors"),
+    ("runs", "tensors", "window"),
     ("interventions", "part", "trajectory"),
     ("snapshot",),
     ("id_table", "read_file", "record", "record_json"),

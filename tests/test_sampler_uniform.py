@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from records import make_record
-from relive.index import Index, Window
+from relive.index import Index
 from relive.samplers import Sampler, Uniform
 from relive.testing import SamplerConformance
+from relive.window import Window
 
 SHAPES = [(1, 1), (40, 2), (3, 1), (7, 5), (2, 3)]
 """T and B of the trajectories drawn from."""
@@ -47,7 +48,7 @@ class TestUniform(SamplerConformance):
     def test_a_trajectorys_chance_is_its_share_of_rows(self) -> None:
         window = window_of([0, 1, 2, 3, 4])
         draw = Uniform().draw(window, 200_000, np.random.default_rng(2))
-        position, _ = window.locate(draw.row_ids)
+        position = window.locate(draw.row_ids).position
         counts = np.bincount(position, minlength=5).tolist()
         expected = [200_000 * T * B / window.num_rows for T, B in SHAPES]
         assert is_plausible(counts, expected)

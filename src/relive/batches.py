@@ -15,7 +15,7 @@ from relive.dtypes import TEXT, has_numpy_type
 from relive.errors import ColumnMismatchError, InvalidArgumentError, UnsupportedValueError
 from relive.options import nearest
 from relive.spec import Schema
-from relive.tensors import Framework, wrap_out
+from relive.tensors import Framework, plain_wrapper, wrap_out
 from relive.texts import strings_of
 
 __all__ = ["BatchPlan", "SampleInfo", "TextForm", "build_batch"]
@@ -56,6 +56,8 @@ class BatchPlan:
     """Those of them that are text."""
     only_read: frozenset[str]
     """Those of them that the caller does not get."""
+    plain: frozenset[str]
+    """Those of the others that are handed over as they are."""
 
     @classmethod
     def of(
@@ -87,6 +89,7 @@ class BatchPlan:
             wants={name: (spec.row_shape, spec.storage) for name, spec in specs.items()},
             texts=tuple(name for name, spec in specs.items() if spec.dtype == TEXT),
             only_read=frozenset(needed) - frozenset(names),
+            plain=frozenset(name for name in names if has_numpy_type(specs[name].dtype)),
         )
 
 
@@ -145,10 +148,13 @@ def build_batch(
         text: What to make of text columns: lists of strings, or int64 codes.
     """
     flat: dict[str, Any] = {}
+    wrap_plain = plain_wrapper(framework)
     for name, values in columns.items():
-        if name in plan.only_read:
+        if name in plan.plain:
+            flat[name] = wrap_plain(values)
+        elif name in plan.only_read:
             continue
-        if name not in tables:
+        elif name not in tables:
             flat[name] = wrap_out(values, plan.schema.columns[name].dtype, framework, name)
         elif text == "strings":
             flat[name] = strings_of(values, tables[name])

@@ -18,16 +18,15 @@ from relive.errors import (
     EmptyBufferError,
     InvalidArgumentError,
 )
-from relive.index import evicted_rows
 from relive.memory import private_bytes
 from relive.options import check_count, check_kind, checked_time_limit
 from relive.samplers import Draw
 from relive.snapshot import restore
 from relive.spec import Schema
 from relive.store import Store
-from relive.store_reader import View
 from relive.tensors import Framework
 from relive.trajectory import Trajectory
+from relive.window import evicted_rows
 
 __all__ = ["BufferReader"]
 
@@ -144,8 +143,8 @@ class BufferReader:
                 )
             plan = self._plan(view.schema, columns, self._draws.sampler.needs)
             draw = self._draws.draw(view.window, num_chunks)
-            rows, tables = self._store.gather(view, draw.row_ids, plan)
-            info = self._info(view, draw, tables) if return_info else None
+            rows, tables = self._store.gather(draw.located, plan)
+            info = self._info(draw, tables) if return_info else None
         rows = self._draws.sampler.finish(rows, draw)
         batch = build_batch(rows, tables, plan, self._framework, text)
         return batch if info is None else (batch, info)
@@ -166,13 +165,12 @@ class BufferReader:
             self._plans[key] = plan
         return plan
 
-    def _info(self, view: View, draw: Draw, tables: Mapping[str, Sequence[str]]) -> SampleInfo:
-        position, rows = view.window.locate(draw.row_ids)
-        trajectory_ids = view.window.trajectory_ids[position]
-        num_envs, num = view.window.num_envs[position], len(draw.row_ids)
+    def _info(self, draw: Draw, tables: Mapping[str, Sequence[str]]) -> SampleInfo:
+        located, num = draw.located, len(draw.located)
+        num_envs, rows = located.window.num_envs[located.position], located.rows
         return SampleInfo(
             row_ids=draw.row_ids,
-            trajectory_ids=trajectory_ids,
+            trajectory_ids=located.window.trajectory_ids[located.position],
             steps=rows // num_envs,
             envs=rows % num_envs,
             weights=np.broadcast_to(np.asarray(draw.weights, np.float32), num).copy(),
@@ -212,7 +210,8 @@ class BufferReader:
             if ids.dtype.kind != "i" and len(beyond := ids[~_are_in_int64(ids)]):
                 raise evicted_rows(beyond)
             plan = self._plan(view.schema, columns)
-            batch, tables = self._store.gather(view, ids.astype(np.int64), plan)
+            located = view.window.locate(ids.astype(np.int64))
+            batch, tables = self._store.gather(located, plan)
         return build_batch(batch, tables, plan, self._framework, "strings")
 
     def trajectory(self, trajectory_id: int) -> Trajectory:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from relive.buffer_state import STATE_VERSION, BufferState
-from relive.index import Window
 from relive.randomness import (
     generator_to_json,
     new_generator,
@@ -17,6 +16,7 @@ from relive.randomness import (
 from relive.record import Record
 from relive.samplers import Draw, Sampler
 from relive.warning import warn
+from relive.window import Window
 
 __all__ = ["Draws"]
 

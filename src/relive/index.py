@@ -9,7 +9,7 @@ as it was while the index goes on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,9 @@ from relive.errors import EvictedError, InvalidArgumentError
 from relive.id_table import IdTable
 from relive.record import Record
 from relive.record_table import RecordTable
+from relive.window import Window
 
-__all__ = ["MAX_ROW_ID", "Index", "Numbering", "Window", "evicted_rows"]
+__all__ = ["MAX_ROW_ID", "Index", "Numbering"]
 
 MAX_ROW_ID = np.iinfo(np.int64).max
 """The largest row id."""
@@ -109,81 +110,6 @@ class Numbering:
                 f"but a rank needs {_RANK_SPACING}; {_START_AGAIN}"
             )
         return Numbering(self.next_trajectory_id + local_rank, world_size, first_row)
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The trajectories that may be drawn, as they were at one moment.
-
-    Rows of the window are numbered 0 to `num_rows` - 1, oldest trajectory first; `row_ids`
-    turns such numbers into row ids, which stay true for the life of the store.
-    """
-
-    trajectory_ids: NDArray[np.int64]
-    """Oldest first, `[W]`."""
-    first_row_ids: NDArray[np.int64]
-    """Row id of row 0 of each, `[W]`."""
-    ends: NDArray[np.int64]
-    """Rows up to and with each trajectory, counted from any common start, `[W]`."""
-    counts: NDArray[np.int64]
-    """Rows of each trajectory, `[W]`."""
-    num_envs: NDArray[np.int64]
-    """B of each trajectory, `[W]`."""
-    places: NDArray[np.int64]
-    """`Record.place` of each trajectory, `[W]`."""
-    by_row: NDArray[np.int64] | None = field(default=None, repr=False)
-    """Positions in the order of first row ids, `[W]`; None when they are in order."""
-
-    @property
-    def _base(self) -> int:
-        return int(self.ends[0] - self.counts[0]) if len(self.ends) else 0
-
-    @property
-    def num_rows(self) -> int:
-        """Rows in the window."""
-        return int(self.ends[-1]) - self._base if len(self.ends) else 0
-
-    def row_ids(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Turn row numbers of the window, each in `[0, num_rows)`, into row ids."""
-        absolute = numbers + self._base
-        position = np.searchsorted(self.ends, absolute, side="right")
-        begins = self.ends[position] - self.counts[position]
-        return self.first_row_ids[position] + (absolute - begins)
-
-    def locate(self, row_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Find the trajectories of row ids.
-
-        Returns:
-            Position of each one's trajectory in the window, and its row number in it.
-
-        Raises:
-            EvictedError: A row id is not in the window.
-        """
-        if len(self.ends):
-            firsts = self.first_row_ids if self.by_row is None else self.first_row_ids[self.by_row]
-            order = np.searchsorted(firsts, row_ids, side="right") - 1
-            position = order if self.by_row is None else self.by_row[order]
-            first = self.first_row_ids[position]
-            rows = row_ids - first
-            # an id below all wraps to the last position, where it is still below
-            found = (row_ids >= first) & (rows < self.counts[position])
-            if found.all():
-                return position, rows
-        else:
-            found = np.zeros(len(row_ids), np.bool_)
-        if not len(row_ids):
-            return row_ids, row_ids
-        raise evicted_rows(row_ids[~found])
-
-
-def evicted_rows(row_ids: NDArray[np.int64]) -> EvictedError:
-    """Return the error for row ids that are not there, naming the first ten."""
-    gone = tuple(np.unique(row_ids)[:10].tolist())
-    return EvictedError(
-        f"row ids {list(gone)}{' …' if len(gone) == 10 else ''} are not in this buffer, but only "
-        "rows that were neither evicted nor deleted can be read; draw again",
-        ids=gone,
-    )
 
 
 class Index:

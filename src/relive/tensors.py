@@ -8,6 +8,7 @@ a tensor can only exist once its program has imported PyTorch.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,7 +21,16 @@ from relive.memory import own_copy
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Framework", "convert", "copy_in", "is_array", "is_tensor", "shape_of", "wrap_out"]
+__all__ = [
+    "Framework",
+    "convert",
+    "copy_in",
+    "is_array",
+    "is_tensor",
+    "plain_wrapper",
+    "shape_of",
+    "wrap_out",
+]
 
 _SIGNED = {1: "int8", 2: "int16", 4: "int32"}
 """Integer types of PyTorch by their size in bytes, as which other types are copied."""
@@ -109,6 +119,19 @@ def _copy_tensor(tensor: torch.Tensor, column: str) -> tuple[NDArray[Any], str]:
     # NumPy copies: PyTorch would start a team of threads, which waits when cores are busy
     array = plain.numpy()
     return own_copy(array, array.dtype).view(storage_dtype(name)), name
+
+
+def plain_wrapper(framework: Framework) -> Callable[[NDArray[Any]], Any]:
+    """Return what does the work of `wrap_out` for element types that NumPy has."""
+    if framework == "numpy":
+        return _itself
+    import torch
+
+    return torch.from_numpy
+
+
+def _itself(array: NDArray[Any]) -> NDArray[Any]:
+    return array
 
 
 def wrap_out(array: NDArray[Any], dtype: str, framework: Framework, column: str) -> Any:

@@ -50,6 +50,8 @@ class Window:
 
     def at(self, numbers: NDArray[np.int64]) -> Located:
         """Find the rows with these numbers, each in `[0, num_rows)`."""
+        if not len(numbers):
+            return Located(self, numbers, offsets=numbers)
         absolute = numbers + self._base
         position = self._find(absolute)
         absolute -= self.ends.take(position)

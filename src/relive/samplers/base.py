@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from relive.index import Window
 from relive.record import Record
+from relive.window import Located, Window
 
 __all__ = ["Draw", "Sampler"]
 
@@ -25,12 +25,17 @@ __all__ = ["Draw", "Sampler"]
 class Draw:
     """Which rows a batch has."""
 
-    row_ids: NDArray[np.int64]
-    """Row ids in batch order, `[N]`."""
+    located: Located
+    """The rows in batch order, `[N]`: `window.at(numbers)`, or `window.locate(row_ids)`."""
     probabilities: NDArray[np.float64] | float
     """With what probability each was drawn at its place in the batch, `[N]`, or one for all."""
     weights: NDArray[np.float32] | float = 1.0
     """Importance weight of each, `[N]`, or one for all."""
+
+    @property
+    def row_ids(self) -> NDArray[np.int64]:
+        """Row ids in batch order, `[N]`."""
+        return self.located.row_ids
 
 
 class Sampler(ABC):

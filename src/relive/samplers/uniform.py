@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from relive.index import Window
 from relive.samplers.base import Draw, Sampler
+from relive.window import Window
 
 __all__ = ["Uniform"]
 
@@ -25,5 +25,6 @@ class Uniform(Sampler):
     def draw(self, window: Window, num: int, rng: np.random.Generator) -> Draw:
         """Choose rows, as `Sampler.draw` says."""
         num_rows = window.num_rows
-        numbers = rng.integers(0, num_rows, num)
-        return Draw(row_ids=window.row_ids(numbers), probabilities=1.0 / num_rows)
+        # a third of the time of rng.integers; a row's chance is off by less than num_rows / 2**53
+        numbers = (rng.random(num) * num_rows).astype(np.int64)
+        return Draw(window.at(numbers), probabilities=1.0 / num_rows)

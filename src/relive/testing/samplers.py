@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relive.index import Index, Window
+from relive.index import Index
 from relive.record import Record
 from relive.samplers import Draw, Sampler
 from relive.testing.comparing import addressed, record_of
+from relive.window import Window
 
 __all__ = ["SamplerConformance"]
 

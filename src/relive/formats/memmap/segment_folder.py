@@ -196,8 +196,8 @@ class SegmentFolder:
         if len(layouts) == 1:
             layout = layouts[0]
             layout.take(segments, places, outputs.items)
-            everywhere = np.arange(len(segments))
-            return {n: everywhere for n in outputs.columns if n not in layout.spec}
+            lacks = outputs.columns.keys() - layout.spec.names
+            return dict.fromkeys(lacks, np.arange(len(segments))) if lacks else {}
         if segments.max() >= len(layout_of) or (layout_of[segments] < 0).any():
             raise KeyError("a segment is not known")
         lacking: dict[str, list[NDArray[np.int64]]] = {}

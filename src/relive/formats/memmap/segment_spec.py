@@ -11,7 +11,7 @@ of an episode, so a run of T steps takes T + 1 frames and not 2 T.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, KeysView, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -136,6 +136,11 @@ class SegmentSpec:
     def __hash__(self) -> int:
         """Return the hash of what is compared."""
         return hash((self.fields, self.groups, self.stride))
+
+    @property
+    def names(self) -> KeysView[str]:
+        """Full names of all columns."""
+        return self._by_name.keys()
 
     def __contains__(self, name: object) -> bool:
         """Tell whether there is a column of this name."""
