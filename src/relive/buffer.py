@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, NoReturn, TypeVar, get_args
 
@@ -18,8 +19,9 @@ from relive.checkpoint import (
     write_trajectories,
 )
 from relive.checkpoint_loading import restore_entries
-from relive.checkpoint_reading import read_checkpoint
+from relive.checkpoint_reading import Checkpoint, read_checkpoint, rereading
 from relive.disk import Disk, Durability
+from relive.disk_errors import naming_disk_errors
 from relive.draws import Draws
 from relive.errors import (
     CorruptFileError,
@@ -27,6 +29,7 @@ from relive.errors import (
     InvalidArgumentError,
     MissingFileError,
     StorageError,
+    StorageWriteError,
     UnsupportedValueError,
 )
 from relive.folder import ASIDE_NAME, IfExists, OpenedFolder, open_folder
@@ -307,6 +310,36 @@ class TrajectoryReplayBuffer(BufferReader):
         self._check_writable()
         self._store.clear()
 
+    def compact(self) -> int:
+        """Rewrite what deletions left in segments, so that only what is held takes room.
+
+        Ids, row ids and contents stay; others may sample and add meanwhile. Only memmap stores
+        have segments; elsewhere each trajectory has a file, and there is nothing to do.
+
+        Returns:
+            How many bytes less the store takes on the disk.
+
+        Raises:
+            MissingFileError: A segment is not there; the trajectories before were rewritten.
+            CorruptFileError: A trajectory is damaged; likewise.
+            StorageWriteError: The disk refused; likewise.
+            ClosedError: The buffer is closed.
+            ForkedError: This is a forked copy.
+        """
+        self._check_writable()
+        disk = self._store.disk
+        if disk is None:
+            return 0
+        self.flush()
+        before = disk.usage().get("disk_bytes", 0.0)
+        what = f"{str(disk.folder)!r} could not be compacted further"
+        with naming_disk_errors(StorageWriteError, disk.folder, what, "make room, then go on"):
+            with self._store.lock:
+                ids = disk.formats.own.wasteful(disk.folder, self._store.index)
+            self._store.rewrite(ids)
+        self.flush()
+        return int(before - disk.usage().get("disk_bytes", 0.0))
+
     def close(self) -> None:
         """Store everything, complete the JSON files and let go of the folder; twice is fine.
 
@@ -414,22 +447,9 @@ class TrajectoryReplayBuffer(BufferReader):
             if self._store.disk is not None:  # first, for the checkpoint may be the own folder
                 self._store.disk.raise_failure_or_retry()
                 self._store.disk.flush(None)
-            checkpoint = read_checkpoint(path, self._formats)
-            saved = None if checkpoint.state is None else BufferState.from_json(checkpoint.state)
-            start, stop = shard_bounds(len(checkpoint.entries), local_rank, world_size)
-            entries, numbering = checkpoint.entries[start:stop], checkpoint.numbering
-            window = self.sample_window_size or len(entries)
-            if is_distributed:
-                numbering = numbering.for_rank(local_rank, world_size)
-            cached = self._cache.max_size if self._formats.own.needs_cache else 0
-            num_aside = restore_entries(
-                self._store,
-                self._formats,
-                entries,
-                numbering=numbering.not_before(self._store.index.numbering),
-                schema=checkpoint.schema,
-                declared=self._columns,
-                num_in_memory=min(len(entries), cached if self.auto_save else window),
+            rank = (local_rank, world_size) if is_distributed else None
+            checkpoint, saved, num_loaded, num_aside = rereading(
+                path, lambda: self._restore(path, rank)
             )
         # the counter keeps a later load from repeating the draws of this one
         counter = checkpoint.numbering.next_trajectory_id
@@ -444,11 +464,39 @@ class TrajectoryReplayBuffer(BufferReader):
                 f"{'was' if is_one else 'were'} not loaded left the index; "
                 f"{'its' if is_one else 'their'} files were moved to {ASIDE_NAME!r} in its folder"
             )
-        if not entries:
+        if not num_loaded:
             warn(
                 f"rank {local_rank} of {world_size} loaded no trajectory: {str(path)!r} holds "
                 f"{len(checkpoint.entries)}"
             )
+
+    def _restore(
+        self, path: Path, rank: tuple[int, int] | None
+    ) -> tuple[Checkpoint, BufferState | None, int, int]:
+        """Let a checkpoint, or a rank's shard of it, take the place of what the store holds.
+
+        Returns:
+            The checkpoint; the buffer's state in it; how many trajectories were loaded; how many
+            left the index for them.
+        """
+        checkpoint = read_checkpoint(path, self._formats)
+        saved = None if checkpoint.state is None else BufferState.from_json(checkpoint.state)
+        start, stop = shard_bounds(len(checkpoint.entries), *(rank or (0, 1)))
+        entries, numbering = checkpoint.entries[start:stop], checkpoint.numbering
+        window = self.sample_window_size or len(entries)
+        if rank is not None:
+            numbering = numbering.for_rank(*rank)
+        cached = self._cache.max_size if self._formats.own.needs_cache else 0
+        num_aside = restore_entries(
+            self._store,
+            self._formats,
+            entries,
+            numbering=numbering.not_before(self._store.index.numbering),
+            schema=checkpoint.schema,
+            declared=self._columns,
+            num_in_memory=min(len(entries), cached if self.auto_save else window),
+        )
+        return checkpoint, saved, len(entries), num_aside
 
     def _metadata(self, contents: IndexContents) -> dict[str, Any]:
         return self._metadata_of(contents, "store", self.state_dict())

@@ -22,7 +22,7 @@ from relive.formats.checksum import checksums
 from relive.index import Index, Numbering
 from relive.index_file import METADATA_NAME, IndexContents, write_metadata
 from relive.journal import Journal
-from relive.record import Record
+from relive.record import NOTHING, Record
 from relive.snapshot import Snapshot
 from relive.spec import Schema
 from relive.writer import Job, Writer
@@ -152,13 +152,7 @@ class Disk:
                 stored = own.write(self.folder, summed, snapshot, sync=self._syncs_each)
                 self._journal.set_schema(schema)
                 self._journal.add(stored, is_synced=self._syncs_each)
-            if self._syncs_each:
-                self._journal.sync()
-            else:
-                if not self._unsynced:
-                    self._unsynced_since = time.monotonic()
-                self._unsynced.append(stored)
-                self._unsynced_bytes += snapshot.size_bytes
+            self._note_unsynced(stored, snapshot.size_bytes)
             self._is_exported = False
             on_stored(stored)
             if self._is_sync_due():
@@ -166,6 +160,44 @@ class Disk:
 
         what = f"trajectory {record.trajectory_id}"
         self._writer.submit(Job(what, run, record.trajectory_id, snapshot.size_bytes))
+
+    def rewrite(self, trajectory_id: int, on_moved: Callable[[Record, Record], None]) -> None:
+        """Write a stored trajectory once more, behind what was stored last; wait for it.
+
+        Args:
+            trajectory_id: The trajectory; one that is gone meanwhile is passed over.
+            on_moved: Called in the writer's thread with its record as it was and as it is.
+
+        Raises:
+            MissingFileError: Its file is not there; nothing changed.
+            CorruptFileError: Its file is damaged; nothing changed.
+            StorageWriteError: Something queued before could not be written.
+            OSError: The disk refused; nothing changed.
+        """
+
+        def run() -> None:
+            held = self._journal.contents.records.get(trajectory_id)
+            if held is None:
+                return
+            snapshot = self.formats.of(held).read(self.folder, held)
+            bare = replace(held, format="", location=NOTHING)
+            moved = self.formats.own.write(self.folder, bare, snapshot, sync=self._syncs_each)
+            self._journal.relocate(moved, is_synced=self._syncs_each)
+            self._note_unsynced(moved, snapshot.size_bytes)
+            self._is_exported = False
+            on_moved(held, moved)
+
+        self.run_now(f"trajectory {trajectory_id}", run)
+
+    def _note_unsynced(self, record: Record, size_bytes: int) -> None:
+        """Put what was just noted on the disk, or remember to do so."""
+        if self._syncs_each:
+            self._journal.sync()
+            return
+        if not self._unsynced:
+            self._unsynced_since = time.monotonic()
+        self._unsynced.append(record)
+        self._unsynced_bytes += size_bytes
 
     def cancel(self, trajectory_id: int) -> bool:
         """Take a queued trajectory back; False when it is being written or stored already."""
@@ -204,6 +236,15 @@ class Disk:
                 del self._forgotten[record.trajectory_id]
 
         self._writer.submit(Job(f"the removal of trajectory {record.trajectory_id}", run))
+
+    def discard(self, record: Record) -> None:
+        """Queue the removal of what a record names that the index names no longer."""
+        self._writer.submit(
+            Job(
+                f"the removal of trajectory {record.trajectory_id}",
+                lambda: self.formats.of(record).remove(self.folder, record),
+            )
+        )
 
     def run_now(self, what: str, action: Callable[[], None]) -> None:
         """Run something in the writer's thread after all that is queued, and wait for it.

@@ -33,6 +33,8 @@ class IdTable:
         """
         self._columns: dict[str, NDArray[Any]] = {n: np.empty(0, t) for n, t in dtypes.items()}
         (self._ids_name, *_) = dtypes
+        self.num_moves = 0
+        """How often the columns moved to other arrays."""
         self._start = self._stop = 0
         self._rises_from = 0  # from this row on ids rise
         self._head: tuple[NDArray[Any], int, NDArray[np.int64]] | None = None
@@ -50,6 +52,21 @@ class IdTable:
     def __len__(self) -> int:
         """Return the number of rows."""
         return self._stop - self._start
+
+    @property
+    def start(self) -> int:
+        """Where in its arrays the oldest row is."""
+        return self._start
+
+    @property
+    def stop(self) -> int:
+        """Where in its arrays the next row will be."""
+        return self._stop
+
+    @property
+    def num_spare(self) -> int:
+        """How many rows can be appended before the columns move."""
+        return len(self._ids) - self._stop
 
     @property
     def _ids(self) -> NDArray[Any]:
@@ -70,6 +87,8 @@ class IdTable:
         if not 0 <= trajectory_id < 1 << 63:
             return -1
         ids, tail = self._ids, max(self._start, self._rises_from)
+        if tail == self._start < self._stop and trajectory_id > ids[self._stop - 1]:
+            return -1  # as each new one is
         row = tail + int(np.searchsorted(ids[tail : self._stop], trajectory_id))
         if row < self._stop and ids[row] == trajectory_id:
             return row - self._start
@@ -89,8 +108,8 @@ class IdTable:
 
     def append(self, *values: int) -> None:
         """Append a row, its values in the order of the columns; its id must not be there."""
-        if self._stop == len(self._ids):
-            self._make_room()
+        if not self.num_spare:
+            self.move_to(self.grown(1))
         stop = self._stop
         if stop > self._start and values[0] <= self._ids[stop - 1]:
             self._rises_from = stop
@@ -98,17 +117,33 @@ class IdTable:
             column[stop] = value
         self._stop += 1
 
-    def _make_room(self) -> None:
-        num = len(self)
-        spare = max(_LEAST_SPARE, num // _SPARE_SHARE)
-        grown = {}
+    def grown(self, num: int) -> dict[str, NDArray[Any]]:
+        """Return larger copies of the columns for `move_to`; here nothing changes.
+
+        Args:
+            num: How many rows will be appended at least.
+        """
+        spare = max(_LEAST_SPARE, num, len(self) // _SPARE_SHARE)
+        columns = {}
         for name, column in self._columns.items():
-            grown[name] = np.empty(num + spare, column.dtype)  # windows keep the old one
-            grown[name][:num] = column[self._start : self._stop]
-        self._replace(grown, num)
+            columns[name] = np.empty(len(self) + spare, column.dtype)  # windows keep the old one
+            columns[name][: len(self)] = column[self._start : self._stop]
+        return columns
+
+    def move_to(self, columns: dict[str, NDArray[Any]], changed: Collection[str] = ()) -> None:
+        """Go on in columns of `grown`.
+
+        Args:
+            columns: As rows were appended or removed by none since.
+            changed: Columns in which `change` set values since.
+        """
+        for name in changed:
+            columns[name][: len(self)] = self.column(name)
+        self._replace(columns, len(self))
 
     def _replace(self, columns: dict[str, NDArray[Any]], num: int) -> None:
         self._columns = columns
+        self.num_moves += 1
         self._rises_from = max(0, self._rises_from - self._start)
         self._start, self._stop, self._head = 0, num, None
 
@@ -120,7 +155,10 @@ class IdTable:
             name: Of the column.
             value: Its value from now on.
         """
-        self._columns[name][self._start + row] = value
+        column = self._columns[name]
+        if not column.flags.writeable:  # it is a file's, and nobody changed it yet
+            column = self._columns[name] = column.copy()
+        column[self._start + row] = value
 
     def set_column(self, name: str, values: NDArray[Any]) -> None:
         """Exchange a column for another one, with a value for each row."""

@@ -27,20 +27,22 @@ from relive.index_file import (
     INDEX_NAME,
     VERSION,
     IndexContents,
-    IndexWriter,
     numbering_to_json,
 )
+from relive.index_writer import IndexWriter
 from relive.journal_lines import ADDITION, JOURNAL_NAME, encode_addition, encode_line
 from relive.journal_replay import PREVIOUS_SUFFIX, Replay
 from relive.read_file import ReadFile
 from relive.record import Record
 from relive.record_json import LayoutTable, record_text, record_to_json
-from relive.record_table import at_journal
+from relive.record_texts import at_journal
 from relive.spec import Schema
 
 __all__ = ["Journal"]
 
 _SMALLEST_FOLD_BYTES = 1 << 20
+_LONG_TAIL_BYTES = 16 << 20  # of the journal, which take seconds to read
+_ARRAYS_ROW_BYTES = 52
 
 
 class Journal:
@@ -59,6 +61,7 @@ class Journal:
         self._file: files.AppendFile | None = None  # None until the generation has a journal
         self._must_renew = False
         self._is_closed = False
+        self._arrays_due_at = _LONG_TAIL_BYTES
         self._digest = xxhash.xxh3_64()  # of the journal
         self._covered = self._state.index  # None when it is not what records are looked up in
         path = folder / INDEX_NAME
@@ -104,6 +107,7 @@ class Journal:
         self._file = files.AppendFile(path)
         self._digest = xxhash.xxh3_64(block)
         self._must_renew = False
+        self._arrays_due_at = _LONG_TAIL_BYTES
         self._state.layouts, self._state.is_whole = {}, True
         contents.journal_bytes = self._file.size_bytes
         return self._file
@@ -159,6 +163,28 @@ class Journal:
         self.contents.numbering = self.contents.numbering.past(record)
         self._state.track_addition(record.trajectory_id, is_synced=is_synced)
         self._state.num_changes += 1
+        if file.size_bytes >= self._arrays_due_at:
+            with contextlib.suppress(OSError):  # nothing is lost without them
+                self._write_arrays()
+
+    def relocate(self, record: Record, *, is_synced: bool = False) -> None:
+        """Note that the rows of a stored trajectory lie elsewhere now.
+
+        Args:
+            record: The trajectory.
+            is_synced: Whether its rows survive a power loss already.
+
+        Raises:
+            OSError: The disk refused; nothing was noted.
+        """
+        self._ready_file()  # which may begin a journal without layouts
+        number = self.contents.records.layouts.number_of(record.layout)
+        changes: list[dict[str, Any]] = []
+        if number not in self._state.layouts:
+            columns = record.layout.to_json()
+            changes.append({"op": "layout", "number": number, "columns": columns})
+        entry = record_to_json(record, number)
+        self._append([*changes, {"op": "relocate", "record": entry, "is_synced": is_synced}])
 
     def remove(self, trajectory_ids: Iterable[int]) -> None:
         """Note that trajectories are gone.
@@ -282,10 +308,11 @@ class Journal:
         """
         limit = max(_SMALLEST_FOLD_BYTES, self._index_bytes)
         file = self._file or self._begin()
+        is_lost = self._covered is None and files.exists(self._folder / INDEX_NAME)
         is_old = with_index and (self._covered is None or self._state.num_changes)
         if self._must_renew or file.size_bytes >= limit:
             self._fold(between_slices)
-        elif is_old or self.contents.records.num_in_memory:
+        elif is_old or is_lost or self.contents.records.num_in_memory:
             writer = IndexWriter(self.contents, between_slices=between_slices)
             writer.write(self._folder / INDEX_NAME, sync=False)
             self._take_over(writer)
@@ -299,6 +326,8 @@ class Journal:
 
     def _write_arrays(self) -> None:
         """Write the index as arrays, unless the next opening has something to say of the lines."""
+        num_bytes = max(_LONG_TAIL_BYTES, _ARRAYS_ROW_BYTES * len(self.contents.records))
+        self._arrays_due_at = self.contents.journal_bytes + num_bytes
         state, contents = self._state, self.contents
         table, file = contents.records.layouts.layouts, self._file
         is_plain = all(table.get(number) == layout for number, layout in state.layouts.items())

@@ -13,12 +13,18 @@ from typing import Any
 
 from relive.errors import CorruptFileError, FormatVersionError, MissingFileError, ReplayError
 from relive.index_arrays import ARRAYS_NAME, Covered, read_arrays
-from relive.index_file import INDEX_NAME, IndexContents, numbering_from_json, read_index
+from relive.index_file import (
+    INDEX_NAME,
+    FoundIndex,
+    IndexContents,
+    numbering_from_json,
+    read_index,
+)
 from relive.journal_lines import ADDITION, JOURNAL_NAME, JournalLines, open_lines
 from relive.read_file import ReadFile
 from relive.record import Layout, natural
 from relive.record_json import record_from_json
-from relive.record_table import at_journal
+from relive.record_texts import at_journal
 from relive.spec import Schema
 from relive.warning import cause_of
 
@@ -105,6 +111,8 @@ class Replay:
                 records[record.trajectory_id] = record
             else:
                 records.note(record, number, at_journal(text[0]), text[1])
+        elif op == "relocate":
+            records.relocate(record_from_json(change.get("record"), self.layouts))
         elif op == "remove":
             records.discard([natural(n) for n in change["ids"]])
         elif op == "schema":
@@ -141,7 +149,7 @@ class Replay:
                 raise CorruptFileError(f"two layouts have the number {number}")
             self.layouts[number] = layout
             self.contents.records.layouts.offer(number, layout)
-        elif op == "add":
+        elif op in {"add", "relocate"}:
             self.track_addition(
                 change["record"]["trajectory_id"], is_synced=bool(change.get("is_synced"))
             )
@@ -221,8 +229,8 @@ def _replay_all(folder: Path) -> Replay:
 
 def _replay_lines(folder: Path, lines: JournalLines) -> Replay:
     problems: list[str] = []
-    contents = _snapshot_for(folder, lines, problems)
-    result = Replay(contents, problems=problems, file=lines.file)
+    contents, covered = _snapshot_for(folder, lines, problems)
+    result = Replay(contents, problems=problems, file=lines.file, index=covered)
     contents.records.read_journal_from(lines.file)
     if lines.generation == contents.generation:
         _apply_lines(result, lines, from_byte=contents.journal_bytes)
@@ -239,11 +247,19 @@ def _replay_lines(folder: Path, lines: JournalLines) -> Replay:
     return result
 
 
-def _snapshot_for(folder: Path, lines: JournalLines, problems: list[str]) -> IndexContents:
-    """Return the index file's contents, or what its previous copies give when it cannot be used."""
-    found = _contents_of(folder / INDEX_NAME)
-    if isinstance(found, IndexContents) and found.generation >= lines.generation:
-        return found
+def _snapshot_for(
+    folder: Path, lines: JournalLines, problems: list[str]
+) -> tuple[IndexContents, Covered | None]:
+    """Return the index file's contents, or what its previous copies give when it cannot be used.
+
+    Returns:
+        Them; and the index file, when all records can be looked up in it.
+    """
+    found = _found_at(folder / INDEX_NAME)
+    if isinstance(found, FoundIndex) and _ours(found).generation >= lines.generation:
+        contents = _ours(found)
+        is_scanned = not contents.records.num_in_memory
+        return contents, Covered(found.size_bytes, found.xxh3) if is_scanned else None
     failure = found if isinstance(found, ReplayError) else None
     if lines.generation == 0:
         rebuilt = IndexContents()
@@ -259,22 +275,29 @@ def _snapshot_for(folder: Path, lines: JournalLines, problems: list[str]) -> Ind
         reason = f"{str(folder / INDEX_NAME)!r} is an old copy"
         reason = reason if failure is None else cause_of(failure)
         problems.append(f"{reason}; the index was rebuilt from the journal")
-    return rebuilt
+    return rebuilt, None
 
 
-def _contents_of(path: Path) -> IndexContents | ReplayError:
+def _ours(found: FoundIndex) -> IndexContents:
+    assert found.contents is not None, "of RLinf's there is an error"
+    return found.contents
+
+
+def _found_at(path: Path) -> FoundIndex | ReplayError:
     """Return what an index of ours says, or why it cannot be used.
 
     Raises:
         FormatVersionError: A later release wrote it.
     """
     try:
-        contents, _, _ = read_index(path)
+        found = read_index(path)
     except FormatVersionError:
         raise
     except ReplayError as error:
         return error
-    return contents or CorruptFileError(
+    if found.contents is not None:
+        return found
+    return CorruptFileError(
         f"{str(path)!r} is an index of RLinf, but a store has one of relive; load the folder with "
         "load_checkpoint(), or take the index away",
         path=str(path),
@@ -285,24 +308,25 @@ def _previous_contents(
     folder: Path, generation: int, failure: ReplayError | None, problems: list[str]
 ) -> IndexContents:
     """Return the index as it was when the journal of a generation began, or in its course."""
-    found = _contents_of(folder / (INDEX_NAME + PREVIOUS_SUFFIX))
-    if isinstance(found, IndexContents) and found.generation == generation:
-        return found  # the writer was killed while it folded
+    found = _found_at(folder / (INDEX_NAME + PREVIOUS_SUFFIX))
+    contents = None if isinstance(found, ReplayError) else found.contents
+    if contents is not None and contents.generation == generation:
+        return contents  # the writer was killed while it folded
     lines = open_lines(folder / (JOURNAL_NAME + PREVIOUS_SUFFIX))
     if generation == 1:
-        found = IndexContents()
-    if isinstance(found, ReplayError) or not (
-        found.generation == lines.generation == generation - 1 and lines.has_begin
+        contents = IndexContents()
+    if contents is None or not (
+        contents.generation == lines.generation == generation - 1 and lines.has_begin
     ):
         raise failure or CorruptFileError(
             f"index and journal in {str(folder)!r} are of different times, but must belong "
             "together, or else their previous copies; restore the folder from a copy",
             path=str(folder),
         )
-    previous = Replay(found, problems=problems)
-    _apply_lines(previous, lines, from_byte=found.journal_bytes, has_texts=False)
-    found.generation, found.journal_bytes = generation, 0
-    return found
+    previous = Replay(contents, problems=problems)
+    _apply_lines(previous, lines, from_byte=contents.journal_bytes, has_texts=False)
+    contents, contents.generation, contents.journal_bytes = previous.contents, generation, 0
+    return contents
 
 
 def _apply_lines(

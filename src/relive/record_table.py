@@ -9,7 +9,6 @@ records asked for last are kept.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import (
@@ -21,18 +20,25 @@ from collections.abc import (
     Sequence,
     ValuesView,
 )
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from relive.errors import ClosedError, CorruptFileError, StorageError
 from relive.id_table import IdTable
 from relive.read_file import ReadFile
 from relive.record import Layout, Record
-from relive.record_json import LayoutTable, record_from_json, record_text
+from relive.record_json import LayoutTable, record_text
+from relive.record_texts import (
+    CHECKED,
+    IN_MEMORY,
+    Fetched,
+    RecordTexts,
+    checked_numbers,
+    decode,
+)
 
-__all__ = ["IN_MEMORY", "RECORD_COLUMNS", "RecordTable", "at_journal"]
+__all__ = ["RECORD_COLUMNS", "RecordTable"]
 
 RECORD_COLUMNS = {
     "trajectory_id": "<i8",
@@ -44,23 +50,10 @@ RECORD_COLUMNS = {
     "num_envs": "<u4",
     "layout": "<u4",
 }
-"""Columns of a table and NumPy's names of their types.
-
-`text_start` is a byte of the index file; of the journal when below -1, counted down from -2; or
-`IN_MEMORY`.
-"""
-
-IN_MEMORY = -1
-"""As `text_start`: the record has no text yet and is kept as an object."""
+"""Columns of a table and NumPy's names of their types; `text_start` is as in `record_texts`."""
 
 _NUM_RECENT = 2048
 _BLOCK = 256  # records read at once by those who go through all
-_DENSE = 1 << 16  # bytes between texts that may be read in vain
-
-
-def at_journal(start: int) -> int:
-    """Return the `text_start` of a text in the journal."""
-    return -2 - start
 
 
 class RecordTable(MutableMapping[int, Record]):
@@ -77,8 +70,7 @@ class RecordTable(MutableMapping[int, Record]):
         self._rows = IdTable(RECORD_COLUMNS)
         self._held: dict[int, Record] = {}
         self._recent: OrderedDict[int, Record] = OrderedDict()
-        self._index: ReadFile | None = None
-        self._journal: ReadFile | None = None
+        self._texts = RecordTexts()
         for record in records:
             self[record.trajectory_id] = record
 
@@ -102,7 +94,7 @@ class RecordTable(MutableMapping[int, Record]):
         table = cls()
         table.layouts = layouts
         table._rows = IdTable.of({name: columns[name] for name in RECORD_COLUMNS})
-        table._index, table._journal = index, journal
+        table._texts = RecordTexts(index, journal)
         return table
 
     def __len__(self) -> int:
@@ -156,9 +148,16 @@ class RecordTable(MutableMapping[int, Record]):
             row = self._rows.row_of(trajectory_id)
             if row < 0:
                 raise KeyError(trajectory_id)
-            (record,) = map(_decode, self._fetch([row]))
+            record = self._held.get(trajectory_id) or self._read(trajectory_id, row)
             self._remember(record)
             return record
+
+    def _read(self, trajectory_id: int, row: int) -> Record:
+        start, size, *numbers = (
+            int(self._rows.column(name)[row]) for name in ("text_start", "text_bytes", *CHECKED)
+        )
+        text = self._texts.one(start, size)
+        return decode(Fetched(trajectory_id, tuple(numbers), text, self.layouts.layouts))
 
     def _remember(self, record: Record) -> None:
         self._recent[record.trajectory_id] = record
@@ -182,32 +181,20 @@ class RecordTable(MutableMapping[int, Record]):
             if -1 in rows:
                 raise KeyError(trajectory_ids[rows.index(-1)])
             found = self._fetch(rows)
-        return list(map(_decode, found))  # which takes its time, and needs no lock
+        return list(map(decode, found))  # which takes its time, and needs no lock
 
-    def _fetch(self, rows: Sequence[int]) -> list[_Fetched]:
+    def _fetch(self, rows: Sequence[int]) -> list[Fetched]:
         ids = self._rows.column("trajectory_id")[rows].tolist()
-        numbers = zip(*(self._rows.column(n)[rows].tolist() for n in _CHECKED), strict=True)
+        numbers = zip(*(self._rows.column(n)[rows].tolist() for n in CHECKED), strict=True)
         return [
-            _Fetched(one, checked, self._held[one] if text is None else text, self.layouts.layouts)
+            Fetched(one, checked, self._held[one] if text is None else text, self.layouts.layouts)
             for one, checked, text in zip(ids, numbers, self._texts_of(rows), strict=True)
         ]
 
     def _texts_of(self, rows: Sequence[int]) -> list[bytes | None]:
         """Return JSON texts, None for those that have none."""
         starts = self._rows.column("text_start")[rows]
-        sizes = self._rows.column("text_bytes")[rows].astype(np.int64)
-        texts: list[bytes | None] = [None] * len(rows)
-        for file, chosen, begins in (
-            (self._index, starts >= 0, starts),
-            (self._journal, starts < IN_MEMORY, -2 - starts),
-        ):
-            places = np.flatnonzero(chosen)
-            if not len(places):
-                continue
-            if file is None:
-                raise ClosedError("the index is closed, but a record was looked up; open it again")
-            _read_texts(file, places, begins[places], sizes[places], texts)
-        return texts
+        return self._texts.several(starts, self._rows.column("text_bytes")[rows])
 
     def texts(self, first: int, stop: int) -> list[bytes]:
         """Return the JSON texts of rows counted from the oldest, encoded if there is none yet.
@@ -250,8 +237,26 @@ class RecordTable(MutableMapping[int, Record]):
             self._append(record, layout_number, text_start, text_bytes)
             self._remember(record)
 
+    def relocate(self, record: Record) -> None:
+        """Let a record that is there say where its rows lie now; it stays where it is in order.
+
+        Raises:
+            KeyError: It is not there.
+        """
+        number = self.layouts.number_of(record.layout)
+        with self._lock:
+            row = self._rows.row_of(record.trajectory_id)
+            if row < 0:
+                raise KeyError(record.trajectory_id)
+            values = (*checked_numbers(record), number, IN_MEMORY, 0)
+            names = (*CHECKED, "layout", "text_start", "text_bytes")
+            for name, value in zip(names, values, strict=True):
+                self._rows.change(row, name, value)
+            self._held[record.trajectory_id] = record
+            self._recent.pop(record.trajectory_id, None)
+
     def _append(self, record: Record, number: int, text_start: int, text_bytes: int) -> None:
-        first, num_rows, place, num_envs = _numbers_of(record)
+        first, num_rows, place, num_envs = checked_numbers(record)
         self._rows.append(
             record.trajectory_id,
             first,
@@ -305,11 +310,12 @@ class RecordTable(MutableMapping[int, Record]):
         }
         for row, one in enumerate(order):
             if one in brought:
-                values = (one, IN_MEMORY, numbers[one], *_numbers_of(brought[one]))
-                names = ("trajectory_id", "text_start", "layout", *_CHECKED)
+                values = (one, IN_MEMORY, numbers[one], *checked_numbers(brought[one]))
+                names = ("trajectory_id", "text_start", "layout", *CHECKED)
                 for name, value in zip(names, values, strict=True):
                     columns[name][row] = value
-        table = RecordTable.of(columns, self.layouts, index=self._index, journal=self._journal)
+        files = self._texts
+        table = RecordTable.of(columns, self.layouts, index=files.index, journal=files.journal)
         table._held = held | brought
         return table
 
@@ -324,18 +330,23 @@ class RecordTable(MutableMapping[int, Record]):
         with self._lock:
             self._rows.set_column("text_start", starts)
             self._rows.set_column("text_bytes", sizes)
-            self._index = index
+            self._texts.index = index
             self._held.clear()
+
+    def read_index_from(self, index: ReadFile) -> None:
+        """Let texts in the index file be those of another file."""
+        with self._lock:
+            self._texts.index = index
 
     def read_journal_from(self, journal: ReadFile | None) -> None:
         """Let texts in the journal be those of another file."""
         with self._lock:
-            self._journal = journal
+            self._texts.journal = journal
 
     @property
     def journal(self) -> ReadFile | None:
         """The journal in which texts are looked up."""
-        return self._journal
+        return self._texts.journal
 
     def used_layouts(self) -> set[int]:
         """Return the numbers of layouts that a record has."""
@@ -349,78 +360,11 @@ class RecordTable(MutableMapping[int, Record]):
     def close(self) -> None:
         """Let go of the files; texts cannot be read any more."""
         with self._lock:
-            for file in (self._index, self._journal):
-                if file is not None:
-                    file.close()
-            self._index = self._journal = None
+            self._texts.close()
 
     def after_fork(self) -> None:
         """Become a forked child's copy: no thread of the parent will ever give a lock back."""
         self._lock = threading.Lock()
-
-
-_CHECKED = ("first_row_id", "num_rows", "place", "num_envs")
-
-
-def _numbers_of(record: Record) -> tuple[int, int, int, int]:
-    return record.first_row_id, record.num_rows, record.place, record.num_envs
-
-
-class _Fetched(NamedTuple):
-    """A record that was looked up, not decoded yet."""
-
-    trajectory_id: int
-    numbers: tuple[int, ...]
-    """What the columns say of it, in the order of `_CHECKED`."""
-    found: bytes | Record
-    layouts: Mapping[int, Layout]
-
-
-def _decode(fetched: _Fetched) -> Record:
-    """Decode a record, which must be what the columns say."""
-    found, one = fetched.found, fetched.trajectory_id
-    if isinstance(found, Record):
-        return found
-    try:
-        record = record_from_json(json.loads(found), fetched.layouts)
-    except (ValueError, RecursionError) as error:
-        raise CorruptFileError(
-            f"the index entry of trajectory {one} is damaged: {error}; restore it from a copy"
-        ) from error
-    if (record.trajectory_id, *_numbers_of(record)) != (one, *fetched.numbers):
-        raise CorruptFileError(
-            f"the index entry of trajectory {one} is {found!r:.200}, but the index says something "
-            "else of it; restore it from a copy"
-        )
-    return record
-
-
-def _read_texts(
-    file: ReadFile,
-    places: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    texts: list[bytes | None],
-) -> None:
-    """Fill in the texts of one file, read at once when they lie close together."""
-    first, last = int(starts.min()), int((starts + sizes).max())
-    try:
-        if last - first <= 2 * int(sizes.sum()) + _DENSE:
-            block = bytes(file.read(first, last - first))
-            begins = (starts - first).tolist()
-            for place, start, size in zip(places.tolist(), begins, sizes.tolist(), strict=True):
-                texts[place] = block[start : start + size]
-            return
-        for place, start, size in zip(
-            places.tolist(), starts.tolist(), sizes.tolist(), strict=True
-        ):
-            texts[place] = bytes(file.read(start, size))
-    except EOFError as error:
-        raise CorruptFileError(f"the index is cut: {error}; restore it from a copy") from error
-    except OSError as error:
-        raise StorageError(
-            f"the index cannot be read: {error}; check the disk", errno=error.errno
-        ) from error
 
 
 class _Values(ValuesView[Record]):

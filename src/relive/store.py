@@ -117,6 +117,7 @@ class Store(StoreReader):
             most = self._limits.max_pending_bytes
             if self.disk is not None and most is not None:
                 self.disk.wait_for_room(sum(snapshot.size_bytes for snapshot in admitted), most)
+            self.index.make_room(len(admitted), self.lock)
             with self.lock:
                 records, numbering = self._number(admitted)  # last to raise; nothing changed yet
                 self.schema = schema
@@ -148,6 +149,26 @@ class Store(StoreReader):
             if record.trajectory_id in self.index:
                 self.index.replace(record)
                 self._resident.pop(record.trajectory_id, None)
+
+    def rewrite(self, trajectory_ids: Iterable[int]) -> None:
+        """Write stored trajectories anew; what they took before goes when nobody reads it.
+
+        Raises:
+            MissingFileError: A file is not there; those before it were rewritten.
+            CorruptFileError: A file is damaged; likewise.
+            StorageWriteError: The disk refused; likewise.
+        """
+        assert self.disk is not None, "without a disk nothing is stored"
+        for trajectory_id in trajectory_ids:
+            self.disk.rewrite(trajectory_id, self._on_moved)
+
+    def _on_moved(self, before: Record, after: Record) -> None:
+        disk = self.disk
+        assert disk is not None, "without a disk nothing is stored"
+        with self.lock:
+            if after.trajectory_id in self.index:
+                self.index.replace(after)
+            self._leases.retire(Retired(before, None, lambda: disk.discard(before)))
 
     def _retain(self) -> None:
         """Let the oldest go until limits hold; a store without a disk forgets the rest."""

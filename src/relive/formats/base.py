@@ -236,6 +236,13 @@ class Format(ABC):
     def remove(self, folder: Path, record: Record) -> None:
         """Remove a stored trajectory; one that is gone already is fine."""
 
+    def wasteful(self, folder: Path, index: Index) -> list[int]:
+        """Return ids of trajectories to be written anew, so that what was deleted takes no room.
+
+        What they take now is not written to any more.
+        """
+        return []
+
     def usage(self, folder: Path) -> Mapping[str, float]:
         """Return what a store takes, as further statistics, where it is cheap to tell.
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from relive.formats.base import (
 )
 from relive.formats.layouts import layout_of
 from relive.formats.memmap.packing import pack, spec_of, unpack, unpack_side
-from relive.formats.memmap.segment_files import SIDE_NAME, link_segment, segment_path
+from relive.formats.memmap.segment_files import SIDE_NAME, Ends, link_segment, segment_path
 from relive.formats.memmap.segment_folder import SegmentFolder
 from relive.formats.memmap.segment_rows import ROWS_NAME
 from relive.formats.memmap.segment_texts import TEXTS_NAME, read_texts
@@ -258,7 +259,8 @@ class MemmapFormat(Format):
                 files.rename(self.path(folder, record), there)
             else:
                 known.seal(segment)
-                link_segment(self.path(folder, record), there, is_growing=False, sync=False)
+                with contextlib.suppress(FileNotFoundError):  # nobody can read what is left
+                    link_segment(self.path(folder, record), there, is_growing=False, sync=False)
         elif is_last:
             known.free(segment)
         self._folder(target).count(record)
@@ -272,6 +274,19 @@ class MemmapFormat(Format):
         known = self._folder(folder)
         if known.discount(record):
             known.free(record.location["segment"])
+
+    def wasteful(self, folder: Path, index: Index) -> list[int]:
+        """Return the trajectories of segments that hold others no more; see `Format.wasteful`."""
+        window = index.window(0)
+        segments = np.where(window.places < 0, -1, window.places >> PLACE_BITS)
+        known, found = self._folder(folder), []
+        for segment in np.unique(segments[segments >= 0]).tolist():
+            mine = np.flatnonzero(segments == segment)
+            ends = Ends.of_files(segment_path(folder, segment), known.head(segment).spec)
+            if int(window.counts[mine].sum()) < ends.rows:
+                known.seal(segment)
+                found += window.trajectory_ids[mine].tolist()
+        return found
 
     def usage(self, folder: Path) -> Mapping[str, float]:
         """Return segments, bytes on disk and bytes mapped; see `Format.usage`."""

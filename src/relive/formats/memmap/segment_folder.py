@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relive import files
-from relive.errors import CorruptFileError
+from relive.errors import CorruptFileError, MissingFileError
 from relive.formats.base import naming
 from relive.formats.memmap.packing import Packed
 from relive.formats.memmap.segment_files import (
@@ -23,6 +24,7 @@ from relive.formats.memmap.segment_files import (
 )
 from relive.formats.memmap.segment_rows import MakeTable, SegmentRows
 from relive.formats.memmap.segment_spec import SegmentSpec
+from relive.formats.memmap.segment_texts import TEXTS_NAME, check_texts
 from relive.formats.memmap.tables import ReadTable
 from relive.gather import Lacking
 from relive.limits import Limits
@@ -81,16 +83,24 @@ class SegmentFolder:
 
         Raises:
             CorruptFileError: A segment's file is cut.
-            MissingFileError: A segment, or a file of it, is not there.
-            OSError: The disk refused.
+            StorageError: The disk refused.
         """
         self.next_number = max(self.next_number, 1 + max(self._numbers_there(), default=-1))
         with self._lock:
             self._num_live = dict(num_live)
-        for record in last:
-            self.check_whole(record)  # mapped, what is cut would end the process
-        for segment in sorted(num_live, reverse=True):
-            self._go_on_with(segment)
+        for record in sorted(last, key=lambda one: one.location["segment"], reverse=True):
+            segment = record.location["segment"]
+            path = segment_path(self.folder, segment)
+            # what is not there is told when it is read, and can be deleted
+            with suppress(MissingFileError):
+                self.check_whole(record)  # mapped, what is cut would end the process
+                may_go_on = True
+                if self.head(segment).spec.text_names:
+                    with naming(path / TEXTS_NAME):
+                        may_go_on = check_texts(path)
+                if may_go_on:
+                    with naming(path):
+                        self._go_on_with(segment)
 
     def _go_on_with(self, segment: int) -> None:
         """Append to a segment that was begun before, if it is the newest of its layout."""
@@ -368,8 +378,10 @@ class SegmentFolder:
             for segment in segments:
                 if segment not in self._sizes or self.writer_of(segment) is not None:
                     path = segment_path(self.folder, segment)
-                    names = self.head(segment).names()
-                    self._sizes[segment] = sum(files.size_bytes(path / name) for name in names)
+                    self._sizes[segment] = 0
+                    with suppress(FileNotFoundError):  # whoever reads or writes it is told
+                        names = self.head(segment).names()
+                        self._sizes[segment] = sum(files.size_bytes(path / name) for name in names)
                 disk_bytes += self._sizes[segment]
                 if segment < len(self._layout_of) and self._layout_of[segment] >= 0:
                     mapped_bytes += self._sizes[segment]

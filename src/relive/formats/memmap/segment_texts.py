@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from relive import files
 from relive.errors import CorruptFileError
 
-__all__ = ["ENDS_NAME", "TEXTS_NAME", "TextWriter", "read_texts"]
+__all__ = ["ENDS_NAME", "TEXTS_NAME", "TextWriter", "check_texts", "read_texts"]
 
 TEXTS_NAME = "texts.bin"
 """Texts one after the other, UTF-8 (with lone surrogates as such)."""
@@ -87,6 +87,30 @@ class TextWriter:
         """Close the files, until more is written; twice is fine."""
         self._texts.close()
         self._ends.close()
+
+
+def check_texts(path: Path) -> bool:
+    """Refuse texts that are cut.
+
+    Args:
+        path: Folder of the segment.
+
+    Returns:
+        Whether nothing lies behind the last text. Else a write was cut off, or it is not the last:
+        then codes beyond are in use, which no other text must get.
+
+    Raises:
+        CorruptFileError: The last of them is not whole.
+        OSError: A file cannot be read.
+    """
+    num = files.size_bytes(path / ENDS_NAME) // _END.itemsize
+    size, end = files.size_bytes(path / TEXTS_NAME), 0
+    if num:
+        place = (num - 1) * _END.itemsize
+        end = int(np.frombuffer(files.read_part(path / ENDS_NAME, place, _END.itemsize), _END)[0])
+        if end > size:
+            raise CorruptFileError(f"it has {size} bytes, but {end} of them are in use")
+    return end == size
 
 
 def read_texts(path: Path, codes: Sequence[int]) -> list[str]:
