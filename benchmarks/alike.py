@@ -41,12 +41,11 @@ def add_alike(
 
 @contextmanager
 def _worked_out_once() -> Iterator[None]:
-    pack = memmap_format.pack
     kept: list[packing.Packed] = []
 
     def pack_once(record: Any, snapshot: Any, spec: Any) -> packing.Packed:
         if not kept:
-            kept.append(pack(record, snapshot, spec))
+            kept.append(packing.pack(record, snapshot, spec))
         return replace(kept[0], side=packing._pack_side(record, snapshot, ()))
 
     with ExitStack() as stack:

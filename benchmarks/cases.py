@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,10 +42,12 @@ def cached(session: Session) -> list[Finding]:
 def _sampling(
     session: Session, benchmark: str, auto_save: bool, enable_cache: bool, nums: Sequence[int]
 ) -> list[Finding]:
+    def options(peer: Peer) -> Mapping[str, Any]:
+        return {"auto_save": auto_save, "enable_cache": enable_cache}
+
     cases: list[Finding] = []
     for name in session.workloads:
-        options = {"auto_save": auto_save, "enable_cache": enable_cache}
-        fill_stores(session, benchmark, name, lambda _, options=options: options)
+        fill_stores(session, benchmark, name, options)
         for num in nums if max(nums) <= WORKLOADS[name].num_rows else (16,):
             session.note(f"{benchmark}: sampling {num} {name} rows")
             measured = session.in_turns("sample", {"num": num})

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import page_cache
 from protocol import Peer, PeerError
 from report import Case, Finding, Measured, Target
-from session import MEMMAP, Session, fill_stores
+from session import MEMMAP, Session, fill_stores, map_all
 from workloads import WORKLOADS
 
 __all__ = ["cold", "cold_test", "memmap"]
@@ -20,6 +21,8 @@ COLD_ROUNDS = 5
 """A mapping as the kernel gives it takes several seconds a batch."""
 COLD_CALLS = 4
 """Batches of relive and of O_DIRECT reads in a round, where those are short."""
+SWITCHES, SWITCH_S = 10, 0.03
+"""How often and how long with and without the test in one round: what is sought is small."""
 MOST_RESIDENT = 0.01
 """Which part of the files may be in memory for rows to count as cold."""
 COLD_TARGETS = {
@@ -39,6 +42,9 @@ def memmap(session: Session) -> list[Finding]:
     found: list[Finding] = []
     for name in session.workloads:
         fill_stores(session, "memmap", name, _options)
+        for peer in session.peers:
+            if peer.name in ("relive", "torchrl"):
+                map_all(peer, WORKLOADS[name].num_rows * WORKLOADS[name].row_bytes)
         for num in NUMS if max(NUMS) <= WORKLOADS[name].num_rows else (16,):
             session.note(f"memmap: sampling {num} {name} rows")
             measured = session.in_turns("sample", {"num": num})
@@ -151,14 +157,18 @@ def cold_test(session: Session) -> list[Finding]:
     (peer,) = session.peers
     for name in session.workloads:
         fill_stores(session, "cold-test", name, _options)
+        map_all(peer, WORKLOADS[name].num_rows * WORKLOADS[name].row_bytes)
         for num in NUMS if max(NUMS) <= WORKLOADS[name].num_rows else (16,):
             session.note(f"cold-test: sampling {num} {name} rows")
-            rounds: dict[str, list[Sequence[float]]] = {"relive": [], "untested": []}
+            rounds: dict[str, list[list[float]]] = {"relive": [], "untested": []}
             peer.call("sample", {"num": num})
             for _ in range(session.rounds):
-                for way, seconds in rounds.items():
+                for seconds in rounds.values():
+                    seconds.append([])
+                for _, way in itertools.product(range(SWITCHES), rounds):
                     peer.call("test_for_cold", {"is_on": way == "relive"})
-                    seconds.append(session.turn(peer, "sample", {"num": num}).seconds)
+                    timing = peer.call("sample", {"num": num}, budget_s=SWITCH_S, max_calls=200)
+                    rounds[way][-1] += timing.seconds
             peer.call("test_for_cold", {"is_on": True})
             measured: tuple[Measured, ...] = (
                 session.measured(peer, rounds["relive"]),

@@ -11,7 +11,7 @@ from typing import Any
 
 from protocol import Peer, PeerError
 from report import Case, Figure, Finding, Measured, Target, ratio
-from session import MEMMAP, Session, read_all
+from session import MEMMAP, Session, map_all, read_all
 from workloads import WORKLOADS
 
 __all__ = ["checkpoint", "disk_bytes", "memory", "size", "sustained"]
@@ -44,6 +44,7 @@ def size(session: Session) -> list[Finding]:
         adds = _adds(session, count)
         there = count
         read_all(folder)
+        map_all(relive, count * WORKLOADS["short"].trajectory_bytes)
         rows = WORKLOADS["short"].steps * WORKLOADS["short"].envs
         name = f"{count:,} trajectories"
         sampled = session.in_turns("sample", {"num": 256})
@@ -168,9 +169,9 @@ def sustained(session: Session) -> list[Finding]:
                 session.note(f"sustained: {peer.name} adds {count:,} {name} trajectories ({turn})")
                 peer.call("open", _place(name, session.folder(peer)))
                 peer.call("prepare", {"count": DISTINCT})
-                methods = (("fill", {"count": count}), ("settle", {}), ("sync_files", {}))
-                seconds = [peer.call(method, given).seconds[0] for method, given in methods]
-                rounds[peer.name].append([sum(seconds)])
+                seconds = peer.call("fill", {"count": count}).seconds[0]
+                seconds += peer.call("settle").seconds[0] + peer.call("sync_files").seconds[0]
+                rounds[peer.name].append([seconds])
                 peer.call("close")
                 shutil.rmtree(session.scratch / peer.name)
         rows = count * workload.steps * workload.envs
@@ -191,13 +192,10 @@ def checkpoint(session: Session) -> list[Finding]:
         count = max(4, session.size_bytes(2) // workload.stored_bytes)
         session.note(f"checkpoint: relive stores {count:,} {name} trajectories")
         relive.call("open", _place(name, folder / "store"))
-        for method, given in (
-            ("prepare", {"count": DISTINCT}),
-            ("fill", {"count": count}),
-            ("settle", {}),
-            ("sync_files", {}),
-        ):
-            relive.call(method, given)
+        relive.call("prepare", {"count": DISTINCT})
+        relive.call("fill", {"count": count})
+        relive.call("settle")
+        relive.call("sync_files")
         seconds = []
         for number in range(CHECKPOINTS):
             path = str(folder / f"checkpoint-{number}")

@@ -16,7 +16,7 @@ from protocol import Peer, PeerError, Timing
 from report import Measured
 from workloads import WORKLOADS
 
-__all__ = ["MEMMAP", "Session", "fill_stores", "read_all"]
+__all__ = ["MEMMAP", "Session", "fill_stores", "map_all", "read_all"]
 
 TURN_S = 0.3
 """How long one peer goes on in one round, unless a single call takes longer."""
@@ -117,7 +117,7 @@ class Session:
 def fill_stores(
     session: Session, benchmark: str, workload: str, options: Callable[[Peer], Mapping[str, Any]]
 ) -> None:
-    """Open a buffer of each peer and fill it with all trajectories of a workload."""
+    """Open a buffer of each peer, as `options` says, and fill it with a whole workload."""
     count = WORKLOADS[workload].trajectories
     for peer in session.peers:
         session.note(f"{benchmark}: {peer.name} stores {count} {workload} trajectories")
@@ -132,6 +132,18 @@ def fill_stores(
                 peer.call("add")
             peer.call("settle")
         read_all(folder)
+
+
+def map_all(peer: Peer, size_bytes: int) -> None:
+    """Let a peer sample until nearly all pages of its files are mapped, not only in memory.
+
+    The kernel maps 64 KiB around a page at its first touch, once in the life of a mapping. The
+    floor has no such first time: its memory was written by its own process.
+    """
+    num = 4096
+    # at six draws a place one in 400 is left out
+    calls = 6 * size_bytes // (64 << 10) // num + 2
+    peer.call("sample", {"num": num}, budget_s=60.0, max_calls=calls)
 
 
 def read_all(folder: Path) -> None:

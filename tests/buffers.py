@@ -9,7 +9,7 @@ from typing import Any
 from relive import TrajectoryReplayBuffer
 from trajectories import address_of, check_rows
 
-__all__ = ["contents_of", "ks_of", "open_at", "open_buffer", "open_store"]
+__all__ = ["contents_of", "ks_of", "open_at", "open_buffer", "open_store", "stats_of"]
 
 
 def open_store(folder: Path, **options: Any) -> TrajectoryReplayBuffer:
@@ -43,3 +43,8 @@ def contents_of(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != "writer.lock"
     }
+
+
+def stats_of(buffer: TrajectoryReplayBuffer) -> dict[str, float]:
+    """Return the statistics but for those of the process."""
+    return {k: v for k, v in buffer.get_stats().items() if k != "private_bytes"}

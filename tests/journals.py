@@ -87,6 +87,7 @@ DOORS: tuple[tuple[Any, str], ...] = (
     (os, "replace"),
     (os, "fsync"),
     (os, "write"),
+    (os, "pwrite"),
     (os, "ftruncate"),
     (os, "open"),
     (os, "unlink"),

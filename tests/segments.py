@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,12 +70,14 @@ class Segment:
 
 
 def _size(column: dict[str, Any]) -> int:
-    return int(np.prod(column["row_shape"], dtype=np.int64)) * np.dtype(column["dtype"]).itemsize
+    item = np.dtype(str(column["dtype"])).itemsize
+    return item * math.prod(int(length) for length in column["row_shape"])
 
 
 def _view(rows: NDArray[np.uint8], column: dict[str, Any]) -> NDArray[Any]:
     flat = np.ascontiguousarray(rows[:, : _size(column)])
-    return flat.view(np.dtype(column["dtype"])).reshape(len(rows), *column["row_shape"])
+    values: NDArray[Any] = flat.view(np.dtype(column["dtype"]))
+    return values.reshape(len(rows), *column["row_shape"])
 
 
 def segments_of(folder: Path) -> list[Segment]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from buffers import open_buffer
+from buffers import open_buffer, stats_of
 from relive import Columns, Limits, TrajectoryReplayBuffer
 from relive.errors import (
     ClosedError,
@@ -52,7 +52,7 @@ class Unchanged:
 
     def look(self) -> tuple[Any, ...]:
         files = trajectory_files(self.folder) if self.folder.exists() else []
-        return len(self.buffer), self.buffer.state_dict(), self.buffer.get_stats(), files
+        return len(self.buffer), self.buffer.state_dict(), stats_of(self.buffer), files
 
     def check(self) -> None:
         assert self.look() == self.before
@@ -154,7 +154,10 @@ def wrong_calls() -> list[Any]:
         ("gather nothing", lambda b: b.gather(None), invalid, "row_ids is None"),
         ("gather -1", lambda b: b.gather([-1]), evicted, "-1"),
         ("gather 36", lambda b: b.gather([0, 36]), evicted, "36"),
-        ("gather large", lambda b: b.gather(np.array([1 << 63], np.uint64)), ReplayError, "row"),
+        ("gather large", lambda b: b.gather(np.array([1 << 63], np.uint64)), evicted, "922"),
+        ("gather 2**63", lambda b: b.gather([0, 1 << 63]), evicted, r"\[9223372036854775808\] are"),
+        ("gather 2**70", lambda b: b.gather([1 << 70, 0]), evicted, r"\[1180591\d+\] are"),
+        ("gather -2**70", lambda b: b.gather([-1 << 70]), evicted, "-1180591620717411303424"),
         ("trajectory", lambda b: b.trajectory(3), evicted, "trajectory 3"),
         ("trajectory -1", lambda b: b.trajectory(-1), invalid, "trajectory_id is -1"),
         ("trajectory 0.0", lambda b: b.trajectory(0.0), invalid, "trajectory_id is 0.0"),

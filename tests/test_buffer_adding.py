@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from buffers import open_buffer
+from buffers import open_buffer, stats_of
 from relive import Columns, ColumnSpec, Limits, Trajectory, TrajectoryReplayBuffer, files
 from relive.disk import Disk
 from relive.errors import (
@@ -119,10 +119,10 @@ class TestAllOrNothing:
         with open_buffer(kind, tmp_path) as buffer:
             buffer.add_trajectories([traj(0)])
             buffer.flush()
-            before = (len(buffer), buffer.state_dict(), buffer.get_stats())
+            before = (len(buffer), buffer.state_dict(), stats_of(buffer))
             with pytest.raises(error, match=told):
                 buffer.add_trajectories([traj(1), make(), traj(2)])
-            assert (len(buffer), buffer.state_dict(), buffer.get_stats()) == before
+            assert (len(buffer), buffer.state_dict(), stats_of(buffer)) == before
             if kind == "pt":
                 assert trajectory_files(tmp_path / "store") == [0]
             assert buffer.add_trajectories([traj(1)]) == [1]

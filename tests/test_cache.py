@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relive import TrajectoryCache
-from relive.errors import InvalidArgumentError
+from relive.errors import InvalidArgumentError, UnsupportedValueError
 
 
 def rows(number: int, size: int = 8) -> dict[str, Any]:
@@ -115,6 +115,14 @@ class TestTrajectoryCache:
 
     def test_numpys_integers_are_bounds_too(self) -> None:
         assert TrajectoryCache(np.int64(3)).max_size == 3
+
+    @pytest.mark.parametrize("columns", [None, 3, [np.zeros(3)], {"a": None}, {"a": [1.0]}])
+    def test_what_is_no_columns_is_refused_and_nothing_changes(self, columns: Any) -> None:
+        cache = TrajectoryCache(2)
+        cache.put(1, rows(1))
+        with pytest.raises(UnsupportedValueError, match="columns of trajectory 1 "):
+            cache.put(1, columns)
+        assert (held(cache), cache.size_bytes) == ([1], 8)
 
     @pytest.mark.parametrize(
         ("bounds", "told"),

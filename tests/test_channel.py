@@ -228,6 +228,11 @@ class TestTimeLimits:
                 call()
         assert len(channel) == 0
 
+    @pytest.mark.parametrize("name", [None, 3, b"parts"])
+    def test_a_name_that_is_no_text_is_refused(self, name: Any) -> None:
+        with pytest.raises(InvalidArgumentError, match=r"name is .* must be str"):
+            Channel(1, name=name)
+
     @pytest.mark.parametrize("maxsize", [0, -1, 1.5, True, None])
     def test_a_size_below_one_is_refused(self, maxsize: Any) -> None:
         with pytest.raises(InvalidArgumentError, match=r"maxsize is .* at least 1"):

@@ -15,8 +15,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 
-from buffers import contents_of, ks_of, open_at
+from buffers import contents_of, ks_of, open_at, stats_of
 from relive import Columns, Trajectory, TrajectoryReplayBuffer, files
+from relive.checkpoint_reading import read_checkpoint
 from relive.errors import (
     ColumnMismatchError,
     CorruptFileError,
@@ -93,9 +94,9 @@ class TestContents:
         with open_at(kind, tmp_path / "store", sample_window_size=2) as buffer:
             buffer.add_trajectories([traj(k) for k in range(4)])
             buffer.flush()
-            before = (buffer.state_dict(), buffer.get_stats())
+            before = (buffer.state_dict(), stats_of(buffer))
             buffer.save_checkpoint(tmp_path / "checkpoint")
-            assert (buffer.state_dict(), buffer.get_stats()) == before
+            assert (buffer.state_dict(), stats_of(buffer)) == before
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("into", KINDS)
@@ -471,6 +472,63 @@ class TestLoading:
         with open_at("pt", store, if_exists="resume") as again:
             assert ks_of(again) == {0, 1, 2, 5}
 
+    @pytest.mark.parametrize("saved_as", ["memory", "pt", "pkl"])
+    @pytest.mark.parametrize("kind", ["memory", "pt"])
+    def test_one_that_is_replaced_while_it_is_loaded_is_read_again(
+        self, kind: str, saved_as: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        place = tmp_path / "checkpoint"
+        with open_at(saved_as, tmp_path / "saver", sample_window_size=2) as saver:
+            saver.add_trajectories([traj(0), traj(1)])
+            saver.save_checkpoint(place)
+
+            def read_and_save(path: Path, formats: Any) -> Any:
+                checkpoint = read_checkpoint(path, formats)
+                k = saver.trajectory_counter
+                if k < 10:
+                    saver.add_trajectories([traj(k), traj(k + 1)])
+                    saver.save_checkpoint(place)
+                return checkpoint
+
+            monkeypatch.setattr("relive.buffer.read_checkpoint", read_and_save)
+            with open_at(kind, tmp_path / "store") as buffer:
+                buffer.load_checkpoint(place)
+                assert ks_of(buffer) == {8, 9}
+
+    def test_a_file_is_missed_at_once_when_nothing_took_the_place(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        place = tmp_path / "checkpoint"
+        make_checkpoint(place, [traj(0), traj(1)])
+        next(place.glob("trajectory_1_*.pt")).unlink()
+        reads = []
+
+        def count(path: Path, formats: Any) -> Any:
+            reads.append(path)
+            return read_checkpoint(path, formats)
+
+        monkeypatch.setattr("relive.buffer.read_checkpoint", count)
+        with pytest.raises(MissingFileError, match="trajectory_1_"):
+            TrajectoryReplayBuffer().load_checkpoint(place)
+        assert len(reads) == 1
+
+    def test_one_that_is_replaced_for_ever_is_given_up(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        saver = TrajectoryReplayBuffer(sample_window_size=1)
+        saver.add_trajectories([traj(0)])
+        saver.save_checkpoint(tmp_path / "checkpoint")
+
+        def read_and_save(path: Path, formats: Any) -> Any:
+            checkpoint = read_checkpoint(path, formats)
+            saver.add_trajectories([traj(saver.trajectory_counter)])
+            saver.save_checkpoint(tmp_path / "checkpoint")
+            return checkpoint
+
+        monkeypatch.setattr("relive.buffer.read_checkpoint", read_and_save)
+        with pytest.raises(MissingFileError, match="is not there"):
+            TrajectoryReplayBuffer().load_checkpoint(tmp_path / "checkpoint")
+
     def test_another_trajectory_of_the_same_id_takes_its_place(self, tmp_path: Path) -> None:
         make_checkpoint(tmp_path / "checkpoint", [traj(10, T=2), traj(11, T=9)])
         for weights_id in ("", "other"):
@@ -516,7 +574,7 @@ class TestLoading:
         make_checkpoint(tmp_path / "checkpoint", [traj(k) for k in range(5)])
         with open_at("pt", tmp_path / "store", cache_size=2) as buffer:
             buffer.add_trajectories([traj(9)])
-            with pytest.warns(UserWarning, match="1 trajectories"):
+            with pytest.warns(UserWarning, match="1 trajectory"):
                 buffer.load_checkpoint(tmp_path / "checkpoint")
             assert buffer.get_stats()["cache_size"] == 2
             for path in (tmp_path / "store").glob("*.pt"):
@@ -724,3 +782,30 @@ class TestSafety:
                     buffer.save_checkpoint(place)
                 for path in (*place.iterdir(), place, place.parent):
                     assert path.stat().st_ino in synced, path
+
+
+class TestProgress:
+    @pytest.mark.parametrize("kind", ["pt", "pkl", "memmap"])
+    def test_bytes_that_are_copied_are_told(
+        self, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As on another file system: no links, no shared blocks."""
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.EXDEV, "another file system")
+
+        monkeypatch.setattr(files, "_share_blocks", lambda *_: False)
+        monkeypatch.setattr("os.link", refuse)
+        saved, loaded = list[int](), list[int]()
+        with open_at(kind, tmp_path / "store", framework="numpy") as buffer:
+            buffer.add_trajectories([traj(k, T=50, B=4) for k in range(3)])
+            buffer.save_checkpoint(tmp_path / "saved", progress=saved.append)
+        with open_at(kind, tmp_path / "other", framework="numpy") as buffer:
+            buffer.load_checkpoint(tmp_path / "saved", progress=loaded.append)
+            assert ks_of(buffer) == {0, 1, 2}
+        expected = sum(
+            path.stat().st_size
+            for path in (tmp_path / "saved").rglob("*")
+            if path.is_file() and not path.name.startswith(("trajectory_index", "metadata"))
+        )
+        assert sum(saved) == sum(loaded) == expected

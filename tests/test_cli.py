@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import io
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +17,7 @@ import pytest
 
 import relive
 from relive.cli import main
+from relive.cli.output import is_output_gone
 from relive.errors import InvalidArgumentError
 
 WAIT_S = 120.0  # a bound for a hang; nothing here takes as long on a slow machine
@@ -133,6 +137,22 @@ class TestDemo:
         assert last.startswith("relive: the demo was ended by ZeroDivisionError: it broke;")
         assert "relive demo --resume --dir" in last
 
+    @pytest.mark.parametrize("is_gone", [False, True])
+    def test_it_ends_quietly_when_nobody_reads_its_output_any_more(
+        self,
+        is_gone: bool,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        def fail(*args: object, **kwargs: object) -> None:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")  # as that of an env's process may be
+
+        monkeypatch.setattr("relive.demo.run.run_demo", fail)
+        monkeypatch.setattr("relive.cli.demo.is_output_gone", lambda: is_gone)
+        assert call("demo", "--dir", str(tmp_path / "run"), monkeypatch=monkeypatch) == 1
+        assert bool(capsys.readouterr().err) != is_gone
+
     def test_a_second_ctrl_c_ends_it_without_a_traceback(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -169,6 +189,23 @@ def _wait_for_line(out: IO[str], text: str) -> None:
         if text in line:
             return
     pytest.fail(f"the output ended without {text!r}")
+
+
+class TestOutput:
+    def test_is_gone_when_the_reader_of_its_pipe_has_left(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        reader, writer = os.pipe()
+        with os.fdopen(writer, "w") as out:
+            monkeypatch.setattr(sys, "stdout", out)
+            assert not is_output_gone()
+            os.close(reader)
+            assert is_output_gone()
+            monkeypatch.undo()
+
+    def test_that_is_no_file_is_not_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "stdout", io.StringIO())
+        assert not is_output_gone()
 
 
 class TestErrors:

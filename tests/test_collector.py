@@ -145,6 +145,30 @@ class TestRows:
         assert trajectory.dones.tolist() == [[False] * 2, [False] * 2, [True, False], [False] * 2]
         assert not trajectory.terminations.any()
 
+    @pytest.mark.parametrize("initial_flags", [False, True])
+    @pytest.mark.parametrize("columns", [None, ("rewards", "dones", "truncations")])
+    def test_first_flags_may_come_from_two_publishers(
+        self, columns: Any, initial_flags: bool
+    ) -> None:
+        collector = TrajectoryCollector(1, columns=columns, initial_flags=initial_flags)
+        dones, truncations = np.array([True, False]), np.array([False, True])
+        collector.add(Key(step=-1).part({"dones": dones}))
+        collector.add(Key(step=-1).part({"truncations": truncations}))
+        [trajectory] = collector.add(Key().env_part())
+        assert trajectory.dones.tolist() == [[True, False], [False] * 2]
+        assert trajectory.truncations.tolist() == [[False, True], [False] * 2]
+
+    def test_awaited_first_flags_are_those_that_columns_names(self) -> None:
+        columns = ("rewards", "dones", "truncations")
+        collector = TrajectoryCollector(1, columns=columns, initial_flags=True)
+        flags = np.array([True, False])
+        assert collector.add(Key().env_part()) == []
+        assert collector.add(Key(step=-1).part({"dones": flags})) == []
+        with pytest.raises(PartMismatchError, match=r"lacks columns \['truncations'\].* step -1"):
+            collector.close()
+        [trajectory] = collector.add(Key(step=-1).part({"truncations": flags}))
+        assert trajectory.dones[0].tolist() == trajectory.truncations[0].tolist() == [True, False]
+
     def test_awaited_first_flags_are_waited_for(self) -> None:
         collector = TrajectoryCollector(1, num_epochs=2, initial_flags=True)
         parts = steps_of(Key(), 1, epochs=2)[::2]

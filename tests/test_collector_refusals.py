@@ -20,6 +20,10 @@ from relive.errors import InvalidArgumentError, PartMismatchError, UnsupportedVa
 from relive.part import TrajectoryPart
 
 
+def stamped(version: Any) -> TrajectoryPart:
+    return Key().part({"rewards": np.zeros(2), "versions": version})
+
+
 class TestTwiceAndLate:
     def test_the_same_part_twice_counts_once(self) -> None:
         collector = TrajectoryCollector(2, columns=BOTH)
@@ -101,6 +105,19 @@ class TestTwiceAndLate:
         collector.add(Key().first_flags())
         assert "initial_flags=True waits" in caplog.text
 
+    @pytest.mark.parametrize("columns", [None, ("rewards", "dones")])
+    def test_late_first_flags_that_were_not_waited_for_are_told_though_others_were(
+        self, columns: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        collector = TrajectoryCollector(1, columns=columns, initial_flags=True)
+        collector.add(Key().first_flags())
+        collector.add(Key().env_part())
+        collector.add(Key().first_flags())  # it came in time, too
+        assert not caplog.records
+        flags = np.ones(2, np.bool_)
+        collector.add(Key(step=-1).part({"dones": flags, "truncations": flags}))
+        assert bool(caplog.records) == (columns is not None)
+
     def test_a_column_for_a_complete_step_is_an_error(self) -> None:
         collector = TrajectoryCollector(2)
         collector.add(Key().env_part())
@@ -125,6 +142,15 @@ class TestWrongParts:
             (Key().part({"dones": ["a", "b"]}), r"has text .* numbers", "dones"),
             (Key().part({"dones": np.zeros((2, 0), np.bool_)}), r"bool \[B, 0\]", "dones"),
             (Key().part({"versions": torch.zeros(2).bfloat16()}), r"has bfloat16", "versions"),
+            (stamped(2**70), r"has the single number 118.* for each", "versions"),
+            (stamped(np.uint64(2**63)), r"the single number 922", "versions"),
+            (stamped(-(2**63) - 1), r"the single number -922", "versions"),
+            (stamped(1e300), r"the single number 1e\+300", "versions"),
+            (stamped(16777217.5), r"the single number 16777217\.5", "versions"),
+            (stamped(np.float64(0.1)), r"the single number 0\.1", "versions"),
+            (stamped(np.complex64(1j)), r"the single number 1j", "versions"),
+            (stamped(np.bool_(True)), r"the single number True", "versions"),
+            (stamped(np.array("1")), r"the single number '1'", "versions"),
             (Key().part({"rewards": np.zeros(0)}), r"has 0 rows .* B at least 1", "rewards"),
             (
                 Key().part({"actions": np.zeros(2), "rewards": np.zeros(3)}),
@@ -189,6 +215,34 @@ class TestWrongParts:
         with pytest.raises(PartMismatchError, match=r"with \['dones'\] beyond"):
             step_first.add(Key().first_flags())
 
+    def test_first_flags_beyond_those_of_the_steps_are_refused_also_when_others_come_first(
+        self,
+    ) -> None:
+        collector = TrajectoryCollector(2)
+        collector.add(Key().part({"rewards": np.zeros(2), "dones": np.zeros(2, np.bool_)}))
+        collector.add(Key().first_flags())
+        before = state_of(collector)
+        with pytest.raises(PartMismatchError, match=r"with \['truncations'\] beyond") as error:
+            collector.add(Key(step=-1).part({"truncations": np.ones(2, np.bool_)}))
+        assert (error.value.step, error.value.column) == (-1, "truncations")
+        assert state_of(collector) == before
+        collector.add(Key().first_flags())
+        assert collector.get_stats()["num_duplicate_parts"] == 1
+
+    def test_a_part_of_first_flags_counts_for_the_steps_before_all_have_come(self) -> None:
+        collector = TrajectoryCollector(1, columns=("rewards", "dones", "truncations"))
+        collector.add(Key().first_flags())
+        with pytest.raises(PartMismatchError, match=r"again with other values"):
+            collector.add(Key().first_flags(dones=np.zeros(2, np.bool_)))
+        terminations = {"terminations": np.zeros(2, np.bool_)}
+        collector.add(Key(step=-1).part(terminations))
+        flags = {"dones": np.zeros(2, np.bool_), "truncations": np.zeros(2, np.bool_)}
+        with pytest.raises(PartMismatchError, match=r"without \['terminations'\]"):
+            collector.add(Key().part({"rewards": np.zeros(2), **flags}))
+        assert (
+            len(collector.add(Key().part({"rewards": np.zeros(2), **flags, **terminations}))) == 1
+        )
+
     def test_another_number_of_envs_is_refused_for_all_time(self) -> None:
         collector = TrajectoryCollector(1)
         collector.add(Key().env_part(2))
@@ -241,12 +295,16 @@ class TestWrongParts:
             {"split": ()},
             {"split": (1, 0)},
             {"split": True},
+            {"split": {2, 1}},
+            {"split": frozenset((3,))},
             {"join": "ab"},
+            {"join": {"a", "b"}},
             {"join": ("a",)},
             {"join": ("a", "b", "a")},
             {"max_open": 0},
             {"max_episode_length": -4},
             {"max_episode_length": 2.0},
+            {"max_episode_length": 2**63},
             {"stall_timeout_s": 0},
             {"stall_timeout_s": "x"},
             {"stall_timeout_s": True},

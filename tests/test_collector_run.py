@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -63,6 +64,52 @@ class TestLimits:
         collector.add(Key("left").env_part())
         with pytest.raises(LimitExceededError, match=r"lacks those of groups \['right'\] to join"):
             collector.add(Key("left", trajectory=1).env_part())
+
+    @pytest.mark.parametrize("max_open", [1, 2, 3])
+    def test_a_group_that_lags_behind_those_it_joins_finds_its_place_taken_for_it(
+        self, max_open: int
+    ) -> None:
+        collector = TrajectoryCollector(2, max_open=max_open, join=("left", "right"))
+        parts = {
+            group: [part for k in range(9) for part in steps_of(Key(group, 0, k), 2)[::2]]
+            for group in ("left", "right")
+        }
+        assert add_all(collector, parts["left"][: 2 * max_open]) == []
+        for group in ("left", "top"):
+            with pytest.raises(LimitExceededError):
+                collector.add(Key(group, trajectory=max_open).env_part())
+        joined = add_all(collector, parts["right"][: 2 * max_open])
+        assert [ids_of(one).shape for one in joined] == [(2, 4)] * max_open
+        add_all(collector, parts["right"][2 * max_open : 4 * max_open])  # now the other leads
+        joined = add_all(collector, parts["left"][2 * max_open : 4 * max_open])
+        assert len(joined) == max_open
+
+    def test_joined_groups_and_others_share_the_places(self) -> None:
+        collector = TrajectoryCollector(1, max_open=2, join=("left", "right"), columns=BOTH)
+        collector.add(Key("left").env_part())
+        collector.add(Key("top").env_part())
+        collector.add(Key("right").env_part())  # of the trajectory that left began
+        with pytest.raises(LimitExceededError):
+            collector.add(Key("top", trajectory=1).env_part())
+        collector.add(Key("top").policy_part())
+        collector.add(Key("top", trajectory=1).env_part())
+        with pytest.raises(LimitExceededError):
+            collector.add(Key("right", trajectory=1).env_part())
+
+    @pytest.mark.parametrize("join", [(), ("left", "right")])
+    def test_what_is_closed_makes_room(
+        self, join: tuple[str, ...], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        collector = TrajectoryCollector(2, max_open=2, join=join)
+        for incarnation in range(3):
+            key = Key(incarnation=incarnation)
+            collector.add(key.env_part())
+            collector.add(replace(key, trajectory=1).env_part())
+            if incarnation == 1:
+                collector.flush()
+        assert collector.get_stats()["num_open"] == 2
+        with pytest.raises(LimitExceededError):
+            collector.add(Key(incarnation=2, trajectory=2).env_part())
 
     def test_a_stalled_one_is_reported_with_what_it_lacks(self, clock: Clock) -> None:
         collector = TrajectoryCollector(2, columns=BOTH, stall_timeout_s=10)
@@ -178,6 +225,55 @@ class TestRun:
             TrajectoryCollector(1).run(inbox, outbox)
         assert inbox.closed
         assert outbox.closed
+
+    @pytest.mark.parametrize("way", ["run", "close"])
+    @pytest.mark.parametrize("num_taken", range(8))
+    def test_what_could_not_be_handed_over_comes_next(
+        self, num_taken: int, way: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The trainer takes so many of eight, then goes or is too slow; close() gives four."""
+        parts = [part for k in range(3) for part in steps_of(Key(trajectory=k), 2, num_envs=4)]
+        parts = [part for part in parts if part.trajectory < 2 or part.step == 0]
+        parts += [Key("right").env_part(4), Key("right").policy_part(4)]
+        plain = TrajectoryCollector(2, columns=BOTH, split=2)
+        expected = [ids_of(one).tolist() for one in add_all(plain, parts) + plain.close()]
+        collector = TrajectoryCollector(2, columns=BOTH, split=2)
+        inbox: Channel[TrajectoryPart] = Channel(99)
+        outbox: Channel[Trajectory] = Channel(max(1, num_taken), timeout_s=0)
+        for part in parts:
+            inbox.put(part)
+        inbox.close()
+        if not num_taken:
+            outbox.close()
+        with pytest.raises(TimeLimitError if num_taken else ClosedError):
+            collector.run(inbox, outbox)
+        taken = list(outbox)
+        if way == "run":
+            rest: Channel[Trajectory] = Channel(99)
+            collector.run(inbox, rest)
+            taken += rest
+        else:
+            taken += add_all(collector, list(inbox)) + collector.close()
+        assert [ids_of(one).tolist() for one in taken] == expected
+        assert collector.close() == []
+
+    def test_what_could_not_be_handed_over_is_there_when_the_channel_is_closed(self) -> None:
+        collector = TrajectoryCollector(1)
+        found = []
+
+        class Outbox(Channel[Trajectory]):
+            def put(self, item: Trajectory, timeout_s: float | None = None) -> None:
+                raise TimeLimitError("full")
+
+            def close(self) -> None:
+                super().close()
+                found.extend(collector.close())
+
+        inbox: Channel[TrajectoryPart] = Channel(9)
+        inbox.put(Key().env_part())
+        with pytest.raises(TimeLimitError):
+            collector.run(inbox, Outbox(9))
+        assert len(found) == 1
 
     def test_workers_that_say_nothing_are_told_of_by_name(self) -> None:
         inbox: Channel[TrajectoryPart] = Channel(9, timeout_s=0.001, name="parts")

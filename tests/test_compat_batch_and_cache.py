@@ -11,7 +11,7 @@ import torch
 
 import relive
 from relive.compat.rlinf import Trajectory, TrajectoryCache, convert_trajectories_to_batch
-from relive.errors import ColumnMismatchError, UnsupportedValueError
+from relive.errors import ColumnMismatchError, InvalidArgumentError, UnsupportedValueError
 from rlinf_program import rollout
 from rlinf_rows import addressed
 
@@ -76,6 +76,11 @@ class TestConvertTrajectoriesToBatch:
         with pytest.raises(ColumnMismatchError, match=r"(rewards|extras/\w+)' is .* / .*, but"):
             convert_trajectories_to_batch([Trajectory(**one), Trajectory(**other)])
 
+    @pytest.mark.parametrize("value", [None, Trajectory(), "ab"])
+    def test_what_is_no_list_is_named(self, value: Any) -> None:
+        with pytest.raises(InvalidArgumentError, match=r"trajectories is .* must be a list"):
+            convert_trajectories_to_batch(value)
+
 
 class TestCache:
     def columns(self, number: int, rows: int = 3) -> dict[str, Any]:
@@ -116,6 +121,9 @@ class TestCache:
         assert len(found["rewards"]) == 3
 
     def test_what_is_no_tensor_is_refused(self) -> None:
+        nothing: Any = None
+        with pytest.raises(UnsupportedValueError, match="trajectory 4 is a NoneType"):
+            TrajectoryCache().put(4, nothing)
         with pytest.raises(UnsupportedValueError, match="trajectory 4 has no tensor"):
             TrajectoryCache().put(4, {})
         with pytest.raises(UnsupportedValueError, match="'curr_obs/task' is a list, but") as err:

@@ -251,6 +251,60 @@ class TestBuffer:
         with pytest.raises(ClosedError):
             buffer.sample(1)
 
+    def test_none_is_nothing_to_add(self) -> None:
+        buffer = TrajectoryReplayBuffer()
+        assert buffer.add_trajectories(None) == buffer.add_trajectories([]) == []
+        assert len(buffer) == 0
+
+    @pytest.mark.parametrize(
+        ("min_size", "expected"),
+        [(-1, True), (0.5, True), (1, True), (1.5, False), (np.float32(2), False), (1e400, False)],
+    )
+    def test_is_ready_takes_any_number(self, min_size: float, expected: bool) -> None:
+        buffer = TrajectoryReplayBuffer()
+        buffer.add_trajectories([addressed(0)])
+        assert buffer.is_ready(min_size) is expected
+        assert asyncio.run(buffer.is_ready_async(min_size)) is expected
+        assert asyncio.run(buffer.is_ready_async(min_size, timeout_s=0)) is expected
+        for wrong in ("1", None):
+            with pytest.raises(InvalidArgumentError, match="min_size is"):
+                buffer.is_ready(wrong)  # type: ignore[arg-type]  # on purpose
+
+    def test_numbers_that_stand_for_switches_and_counts_are_taken(self, tmp_path: Path) -> None:
+        options: dict[str, Any] = {"cache_size": 2.0, "sample_window_size": 3.0, "enable_cache": 0}
+        for auto_save in (0, 1, np.True_):
+            path = tmp_path / str(auto_save)
+            options |= {"auto_save": auto_save, "auto_save_path": path}
+            with TrajectoryReplayBuffer(**options) as buffer:
+                buffer.add_trajectories([addressed(k) for k in range(5)])
+                assert buffer.get_stats()["sampleable_trajectories"] == 3
+                assert type(buffer.sample_window_size) is int
+            assert path.exists() == bool(auto_save)
+
+    @pytest.mark.parametrize("window", [-1, -100, -2.0])
+    def test_a_window_below_0_is_everything(self, window: Any, tmp_path: Path) -> None:
+        with TrajectoryReplayBuffer(
+            sample_window_size=window, auto_save=True, auto_save_path=tmp_path / "store"
+        ) as buffer:
+            buffer.add_trajectories([addressed(k) for k in range(5)])
+            assert buffer.get_stats()["sampleable_trajectories"] == 5
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"sample_window_size": 2.5},
+            {"cache_size": float("nan")},
+            {"cache_size": -1},
+            {"enable_cache": "no"},
+            {"enable_cache": 2},
+            {"auto_save": None},
+        ],
+        ids=str,
+    )
+    def test_others_are_refused(self, options: dict[str, Any]) -> None:
+        with pytest.raises(InvalidArgumentError, match=next(iter(options))):
+            TrajectoryReplayBuffer(**options)
+
     def test_one_trajectory_instead_of_a_list_is_refused(self) -> None:
         with pytest.raises(InvalidArgumentError, match="must be a list"):
             TrajectoryReplayBuffer().add_trajectories(addressed(0))  # type: ignore[arg-type]  # on purpose
@@ -301,6 +355,26 @@ class TestStreams:
     ) -> None:
         monkeypatch.setenv(name, text)
         with pytest.raises(InvalidArgumentError, match=f"variable {name} is {text!r}, but must"):
+            TrajectoryReplayBuffer()
+        TrajectoryReplayBuffer(stream=())
+
+    @pytest.mark.parametrize("rank", ["", "0", "7"])
+    def test_an_empty_variable_is_as_none(self, rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        alone = self.draws_of()
+        monkeypatch.setenv("RANK", rank)
+        assert self.draws_of() == alone
+        monkeypatch.setenv("WORLD_SIZE", "")
+        assert self.draws_of() == alone
+
+    @pytest.mark.parametrize(("rank", "world_size"), [("5", "2"), ("2", "2"), ("1", "1")])
+    def test_a_rank_outside_its_world_is_named(
+        self, rank: str, world_size: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", world_size)
+        with pytest.raises(
+            InvalidArgumentError, match=f"RANK is {rank} and WORLD_SIZE {world_size}, but"
+        ):
             TrajectoryReplayBuffer()
         TrajectoryReplayBuffer(stream=())
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import relive
 from relive.compat.rlinf import (
     Trajectory,
     TrajectoryReplayBuffer,
@@ -73,7 +74,18 @@ class TestForeignTrajectories:
             buffer.add_trajectories([addressed(0), value])
         assert len(buffer) == 0
 
-    @pytest.mark.parametrize("value", [None, Foreign(**rollout(2, 4, 2)), Trajectory(), "ab"])
+    @pytest.mark.parametrize("kind", [Foreign, Trajectory, relive.Trajectory])
+    def test_a_weights_id_of_none_is_unknown(self, kind: Any) -> None:
+        given = kind(rewards=torch.ones(3, 2, 1), model_weights_id=None)
+        buffer = TrajectoryReplayBuffer()
+        buffer.add_trajectories([given])
+        assert buffer.trajectory(0).model_weights_id == ""
+        assert given.model_weights_id is None
+        for other in (0, b"w"):
+            with pytest.raises(UnsupportedValueError, match="model_weights_id is a"):
+                buffer.add_trajectories([kind(rewards=torch.ones(3, 2), model_weights_id=other)])
+
+    @pytest.mark.parametrize("value", [Foreign(**rollout(2, 4, 2)), Trajectory(), "ab", 0])
     def test_one_alone_is_no_list(self, value: Any) -> None:
         with pytest.raises(InvalidArgumentError, match="must be a list of trajectories; put one"):
             TrajectoryReplayBuffer().add_trajectories(value)

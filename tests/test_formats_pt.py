@@ -20,11 +20,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relive import files
+from relive import TrajectoryReplayBuffer, files
 from relive.errors import (
     CorruptFileError,
     FormatVersionError,
     InvalidArgumentError,
+    MissingPackageError,
     UnsafePickleError,
 )
 from relive.formats import FORMATS, FileFormat, PklFormat, PtFormat, create_format
@@ -54,6 +55,16 @@ class TestRegistry:
         assert isinstance(create_format("pt"), PtFormat)
         assert isinstance(create_format("pkl"), PklFormat)
         assert all(create_format(name).name == name for name in FORMATS)
+
+    @pytest.mark.parametrize("name", ["pt", "pkl"])
+    def test_without_pytorch_the_pip_line_is_named(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "torch", None)
+        with pytest.raises(MissingPackageError, match=r"torch is not inst.*`pip install torch`"):
+            TrajectoryReplayBuffer(
+                auto_save=True, auto_save_path=tmp_path / "store", trajectory_format=name
+            )
 
     @pytest.mark.parametrize("name", ["parquet", "", "PT"])
     def test_an_unknown_name_is_told_the_known_ones(self, name: str) -> None:

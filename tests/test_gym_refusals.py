@@ -13,17 +13,22 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import DictInfoToList
+from numpy.typing import NDArray
 
 import relive.gym
+from relive.columns import flatten
 from relive.errors import (
     ColumnMismatchError,
     InvalidArgumentError,
+    ReplayError,
     UnsupportedValueError,
 )
+from relive.part import TrajectoryPart
 from scripted_envs import (
     SCRIPTS,
     Envs,
     ScriptedEnv,
+    chunk_policy,
     env_makers,
     policy,
     sync_envs,
@@ -98,6 +103,19 @@ class TestSpaces:
             with pytest.raises(UnsupportedValueError):
                 relive.gym.rollout(envs, policy, steps_per_epoch=1)
 
+    @pytest.mark.parametrize("column", ["curr_obs/states", "actions"])
+    def test_a_space_whose_elements_no_column_holds_is_refused(self, column: str) -> None:
+        envs = sync_envs(SCRIPTS, AutoresetMode.SAME_STEP)
+        space: Any = spaces.Box(0, 1, (2,), np.float32)
+        space.dtype = np.dtype(np.longdouble)
+        if column == "actions":
+            envs.single_action_space = space
+        else:
+            envs.single_observation_space = space
+        with pytest.raises(UnsupportedValueError, match=f"{column!r} has elements of float") as err:
+            relive.gym.rollout(envs, policy, steps_per_epoch=1)
+        assert err.value.column == column
+
     @pytest.mark.parametrize(
         "space", [spaces.Tuple((BOX,)), spaces.Dict({"a": BOX}), spaces.Text(3)]
     )
@@ -162,6 +180,7 @@ class TestRefusals:
             (np.zeros((3, 2)), r"actions \(3, 2\)"),
             (np.zeros((4, 1, 2)), r"actions \(4, 1, 2\)"),
             (np.zeros((4, 2), np.complex64), "complex64"),
+            ([[0.0, 0.0], [1.0]], r"'actions' is a list that NumPy .* of the same shape"),
         ],
     )
     def test_wrong_actions_are_named(self, actions: Any, message: str) -> None:
@@ -182,6 +201,33 @@ class TestRefusals:
         with pytest.raises(ColumnMismatchError, match=r"holds uint8, and some would change"):
             list(rollout)
 
+    @pytest.mark.parametrize(
+        ("dtype", "given"),
+        [
+            (np.float32, np.array([1e300, 0])),
+            (np.float32, np.array([0, -1e39])),
+            (np.float16, np.array([70000, 1], np.float32)),
+            (np.float16, np.array([70000, 1])),
+            (np.float32, np.array([2**24 + 1, 1])),
+        ],
+    )
+    def test_actions_that_their_float_type_lacks_are_refused(
+        self, dtype: Any, given: NDArray[Any]
+    ) -> None:
+        envs = shaped(BOX, spaces.Box(-np.inf, np.inf, (), dtype))
+        rollout = relive.gym.rollout(envs, lambda _: given, steps_per_epoch=3)
+        with pytest.raises(ColumnMismatchError, match=r"holds float\d\d, and some would") as error:
+            list(rollout.parts(5))
+        assert error.value.column == "actions"
+
+    @pytest.mark.parametrize("given", [0.1, np.inf, np.nan])
+    def test_floats_are_rounded_to_their_type(self, given: float) -> None:
+        envs = shaped(BOX, spaces.Box(-np.inf, np.inf, (), np.float32))
+        envs.single_action_space.contains = lambda x: True  # type: ignore[method-assign]
+        rollout = relive.gym.rollout(envs, lambda _: np.full(2, given), steps_per_epoch=3)
+        actions = list(rollout.parts(1))[1].columns["actions"]
+        np.testing.assert_array_equal(actions, np.full(2, given, np.float32))
+
     def test_bfloat16_actions_are_refused(self) -> None:
         import torch
 
@@ -197,6 +243,9 @@ class TestRefusals:
             ({"prev_values": np.zeros(3)}, r"'prev_values' \(3,\).*4 envs"),
             ({"versions": np.int64(3)}, r"'versions' \(\)"),
             ({"extras": {"task": ["a", "b"]}}, r"'extras/task' \(2,\)"),
+            ({"extras": np.zeros(4)}, r"'extras' is a nested dict"),
+            ({"forward_inputs": ["a"] * 4}, r"'forward_inputs' is a nested dict"),
+            ({"prev_values": {"a": np.zeros(4)}}, r"'prev_values', which is one column"),
         ],
     )
     def test_wrong_columns_are_named(self, columns: dict[str, Any], message: str) -> None:
@@ -222,6 +271,92 @@ class TestRefusals:
     def test_a_number_of_steps_that_is_no_count_is_named(self, num_steps: Any) -> None:
         with pytest.raises(InvalidArgumentError, match=f"num_steps is {num_steps}, but must"):
             self.rollout(policy).parts(num_steps)
+
+    @pytest.mark.parametrize("num_actions", [None, 2])
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            {"extras": np.zeros(4)},
+            {"prev_values": {"a": np.zeros(4)}},
+            {"versions": np.zeros(3)},
+            {"rewards": np.zeros(4)},
+            {"extras": {"x": 3}},
+            None,
+        ],
+        ids=str,
+    )
+    def test_a_refused_answer_leaves_envs_and_position_as_they_were(
+        self, answer: Any, num_actions: int | None
+    ) -> None:
+        """Every second answer is wrong; what comes in between is what comes without them."""
+        act = policy if num_actions is None else chunk_policy(num_actions)
+        is_wrong = True
+
+        def faulty(obs: Any) -> Any:
+            nonlocal is_wrong
+            is_wrong = not is_wrong
+            if is_wrong:
+                return act(obs), {"prev_values": where(obs)[:, 0]}
+            return (act(obs), answer) if answer else np.full((4, 2), "x")
+
+        def fine(obs: Any) -> Any:
+            return act(obs), {"prev_values": where(obs)[:, 0]}
+
+        options: dict[str, Any] = {
+            "steps_per_epoch": 4,
+            "num_trajectories": 1,
+            "bootstrap_values": True,
+            "actions_per_chunk": num_actions,
+        }
+        got: list[TrajectoryPart] = []
+        envs = sync_envs(SCRIPTS, AutoresetMode.DISABLED)
+        expected = list(relive.gym.rollout(envs, fine, **options))
+        rollout = relive.gym.rollout(sync_envs(SCRIPTS, AutoresetMode.DISABLED), faulty, **options)
+        for _ in range(2 * len(expected)):
+            before = rollout.position
+            try:
+                got += [part for part in [next(rollout, None)] if part is not None]
+            except ReplayError:
+                assert rollout.position == before
+        assert len(got) == len(expected) == 6
+        for mine, other in zip(got, expected, strict=True):
+            assert mine.step == other.step
+            columns = flatten(mine.columns)
+            assert columns.keys() == flatten(other.columns).keys()
+            for name, column in flatten(other.columns).items():
+                np.testing.assert_array_equal(columns[name], column)
+
+    def test_empty_nested_dicts_of_the_policy_are_nothing(self) -> None:
+        empty: dict[str, Any] = {"extras": {}, "forward_inputs": {}}
+        part = next(self.rollout(lambda obs: (policy(obs), empty)))
+        assert not empty.keys() & part.columns.keys()
+
+    @pytest.mark.parametrize(
+        ("seed", "plain"),
+        [
+            (np.int64(3), 3),
+            (np.uint8(3), 3),
+            (np.array(3), 3),
+            (np.arange(2), [0, 1]),
+            ([np.int32(5), 6], [5, 6]),
+            ((5, 6), [5, 6]),
+        ],
+    )
+    def test_seeds_of_numpy_are_those_of_python(self, seed: Any, plain: Any) -> None:
+        envs = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
+        expected, _ = envs.reset(seed=plain)
+        rollout = relive.gym.rollout(envs, lambda _: [0, 1], steps_per_epoch=3, seed=seed)
+        part = list(rollout.parts(1))[1]
+        np.testing.assert_array_equal(part.columns["curr_obs"]["states"], expected)
+
+    @pytest.mark.parametrize(
+        "seed",
+        [-1, 1.5, "3", True, [1], [1, 2, 3, -4], {1, 2, 3, 4}, np.zeros(4), np.zeros((4, 1), int)],
+        ids=str,
+    )
+    def test_a_seed_that_is_none_is_named(self, seed: Any) -> None:
+        with pytest.raises(InvalidArgumentError, match=r"(?s)seed is .* one for each of 4 envs"):
+            self.rollout(policy, seed=seed)
 
     def test_a_single_environment_is_refused(self) -> None:
         env = ScriptedEnv(0, SCRIPTS[0])
@@ -318,6 +453,52 @@ class TestRefusals:
             list(relive.gym.rollout(envs, policy, steps_per_epoch=3))
         assert error.value.column.startswith("curr_obs")
 
+    @pytest.mark.parametrize("late", [False, True])
+    @pytest.mark.parametrize(
+        ("dtype", "value"),
+        [
+            (np.int32, np.int64(2**32 + 7)),
+            (np.int8, np.int64(-129)),
+            (np.float32, np.float64(1e300)),
+            (np.float16, np.float32(70000)),
+            (np.float32, np.int64(2**24 + 1)),
+        ],
+    )
+    def test_observations_that_their_type_lacks_are_named(
+        self, dtype: Any, value: Any, late: bool
+    ) -> None:
+        class Wide(SyncVectorEnv[Any, Any]):
+            def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+                return np.full((4, 1), 0 if late else value, value.dtype), {}
+
+            def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+                flags = np.zeros(4, np.bool_)
+                return np.full((4, 1), value, value.dtype), np.zeros(4), flags, flags, {}
+
+        envs = Wide(env_makers(SCRIPTS, "plain"))
+        is_float = np.issubdtype(dtype, np.floating)
+        low, high = (-np.inf, np.inf) if is_float else (-9, 9)
+        envs.single_observation_space = spaces.Box(low, high, (1,), dtype)
+        rollout = relive.gym.rollout(envs, lambda _: np.zeros((4, 2)), steps_per_epoch=3)
+        with pytest.raises(ColumnMismatchError, match="some of it would be another num") as error:
+            list(rollout.parts(5))
+        assert error.value.column == "curr_obs/states"
+
+    def test_a_final_observation_that_its_type_lacks_is_named(self) -> None:
+        class Wide(SyncVectorEnv[Any, Any]):
+            def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+                *result, infos = super().step(actions)
+                if "final_obs" in infos:
+                    final = np.empty(4, object)
+                    final[:] = [np.full(4, 1e300)] * 4
+                    infos["final_obs"] = final
+                return (*result, infos)
+
+        envs = Wide(env_makers(SCRIPTS, "plain"), autoreset_mode=AutoresetMode.SAME_STEP)
+        envs.single_observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
+        with pytest.raises(ColumnMismatchError, match="some of it would be another number"):
+            list(relive.gym.rollout(envs, policy, steps_per_epoch=3).parts(5))
+
     def test_missing_and_extra_keys_are_named(self) -> None:
         class Lying(SyncVectorEnv[Any, Any]):
             def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
@@ -352,6 +533,9 @@ class TestRefusals:
             ({"group": ""}, "group is ''"),
             ({"group": 7}, "group is 7"),
             ({"reward_dtype": "float16"}, "reward_dtype is 'float16'"),
+            ({"reset_each_epoch": "no"}, "reset_each_epoch is 'no'"),
+            ({"reset_each_epoch": 1}, "reset_each_epoch is 1"),
+            ({"bootstrap_values": None}, "bootstrap_values is None"),
         ],
     )
     def test_options_out_of_range_are_named(self, options: dict[str, Any], message: str) -> None:

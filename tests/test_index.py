@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from numpy.typing import NDArray
 
 from records import make_record
+from relive import index as index_module
 from relive.errors import EvictedError, InvalidArgumentError
 from relive.index import MAX_ROW_ID, Index, Numbering
 from relive.record import Record
@@ -134,6 +137,31 @@ class IndexAndList(RuleBasedStateMachine):
         assert caught.value.ids == tuple(sorted(gone)[:10])
 
 
+class BinnedIndexAndList(IndexAndList):
+    """The same, rows being found by bins as among very many trajectories."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = mock.patch.object(index_module, "MIN_TRAJECTORIES", 2)
+        self.patch.start()
+
+    @rule(num=st.integers(1, 200))
+    def make_room(self, num: int) -> None:
+        self.index.make_room(num, nullcontext())
+
+    @rule(num_steps=st.integers(1, 3000))
+    def add_a_long_one(self, num_steps: int) -> None:
+        numbering = self.index.numbering
+        self._add(make_record(numbering.next_trajectory_id, numbering.next_row_id, num_steps))
+
+    def teardown(self) -> None:
+        self.patch.stop()
+
+
+BinnedIndexAndList.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=25, deadline=None
+)
+TestBinnedIndexAgainstAList = BinnedIndexAndList.TestCase
 IndexAndList.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestIndexAgainstAList = IndexAndList.TestCase
 

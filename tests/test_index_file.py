@@ -15,13 +15,13 @@ from relive.errors import CorruptFileError, FormatVersionError, MissingFileError
 from relive.index import Numbering
 from relive.index_file import (
     IndexContents,
-    IndexWriter,
     numbering_from_json,
     numbering_to_json,
     read_index,
     read_metadata,
     write_metadata,
 )
+from relive.index_writer import IndexWriter
 from relive.record_table import RecordTable
 from relive.spec import ColumnSpec, Schema
 
@@ -71,22 +71,25 @@ class TestIndexFile:
     def test_it_is_read_back_the_same(self, tmp_path: Path, num: int) -> None:
         path, contents = tmp_path / "trajectory_index.json", some_contents(num)
         digest = write(path, contents)
-        again, entries, digest_again = read_index(path)
+        found = read_index(path)
+        again = found.contents
         assert again == contents
+        assert again is not None
         assert list(again.records) == list(contents.records)
-        assert [entry["trajectory_id"] for entry in entries] == list(contents.records)
-        assert digest == digest_again == xxhash.xxh3_64_hexdigest(path.read_bytes())
+        assert found.foreign == []
+        assert digest == found.xxh3 == xxhash.xxh3_64_hexdigest(path.read_bytes())
+        assert found.size_bytes == path.stat().st_size
 
     def test_an_index_without_a_schema_is_read_back_too(self, tmp_path: Path) -> None:
         path = tmp_path / "trajectory_index.json"
         write(path, IndexContents())
-        assert read_index(path)[0] == IndexContents()
+        assert read_index(path).contents == IndexContents()
 
     def test_equal_layouts_are_written_once_and_shared_when_read(self, tmp_path: Path) -> None:
         path = tmp_path / "trajectory_index.json"
         write(path, some_contents(6))
         assert len(json.loads(path.read_text())["relive"]["layouts"]) == 2
-        again, _, _ = read_index(path)
+        again = read_index(path).contents
         assert again is not None
         assert again.records[0].layout is again.records[2].layout
 
@@ -112,9 +115,9 @@ class TestIndexFile:
         path = tmp_path / "trajectory_index.json"
         entries = {str(n): {"trajectory_id": n, "num_samples": 4} for n in range(3)}
         path.write_text(json.dumps({"trajectory_index": entries, "trajectory_id_list": [2, 0, 1]}))
-        contents, ordered, _ = read_index(path)
-        assert contents is None
-        assert [entry["trajectory_id"] for entry in ordered] == [2, 0, 1]
+        found = read_index(path)
+        assert found.contents is None
+        assert [entry["trajectory_id"] for entry in found.foreign] == [2, 0, 1]
 
 
 class TestBadIndexFiles:
@@ -187,7 +190,7 @@ class TestBadIndexFiles:
         contents.schema = Schema({column.name: ColumnSpec(column.dtype, column.row_shape)})
         path = tmp_path / "trajectory_index.json"
         write(path, contents)
-        assert read_index(path)[0] == contents
+        assert read_index(path).contents == contents
         whole = json.loads(path.read_text())
         whole["relive"]["schema"]["columns"][column.name].update(forged)
         path.write_text(json.dumps(whole))

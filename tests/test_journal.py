@@ -106,7 +106,7 @@ class JournalAndModel(RuleBasedStateMachine):
     @rule()
     def export(self) -> None:
         self.journal.export(lambda: None)
-        contents, _, _ = read_index(self.folder / INDEX_NAME)
+        contents = read_index(self.folder / INDEX_NAME).contents
         assert contents is not None
         assert state_of(contents) == self.model.state
 

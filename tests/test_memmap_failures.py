@@ -16,7 +16,7 @@ import pytest
 
 from buffers import open_store
 from programs import run_program
-from relive import TrajectoryReplayBuffer
+from relive import Trajectory, TrajectoryReplayBuffer
 from relive.errors import (
     CorruptFileError,
     FormatVersionError,
@@ -34,6 +34,11 @@ def open_memmap(folder: Path, **options: Any) -> TrajectoryReplayBuffer:
     return open_store(folder, **chosen)
 
 
+def told(k: int) -> Trajectory:
+    """Trajectory number k with frames, and a text of its own for each env."""
+    return traj(k, wide=True, extra={"task": [f"task {k} of {b}" for b in range(3)]})
+
+
 class TestFullDisk:
     @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT])
     @pytest.mark.parametrize("segment_bytes", [1, 1 << 30])
@@ -47,25 +52,30 @@ class TestFullDisk:
         """After a part of the block was written, as a disk that fills up leaves it."""
         form = MemmapFormat(segment_bytes=segment_bytes)
         with open_memmap(tmp_path / "store", trajectory_format=form) as buffer:
-            buffer.add_trajectories([traj(0, wide=True)])
+            buffer.add_trajectories([told(0)])
             buffer.flush()
             refusing = Refusing(monkeypatch, number)
             break_at = 0
             while True:
                 k = len(buffer)
                 refusing.from_now_on(break_at)
-                buffer.add_trajectories([traj(k, wide=True), traj(k + 1, wide=True)])
+                buffer.add_trajectories([told(k), told(k + 1)])
                 if not self.is_told(buffer, refusing, k, number):
                     break
                 check_rows(buffer.gather(np.arange(12 * (k + 2))))
                 refusing.stop()
                 buffer.flush()
                 for n in range(k + 2):
-                    assert same_trajectory(buffer.trajectory(n), traj(n, wide=True))
-                check_rows(buffer.gather(np.random.default_rng(k).permutation(12 * (k + 2))))
+                    assert same_trajectory(buffer.trajectory(n), told(n))
+                batch = buffer.gather(np.random.default_rng(k).permutation(12 * (k + 2)))
+                check_rows(batch)
+                ids = np.asarray(batch["curr_obs"]["id"])
+                assert batch["extras"]["task"] == [
+                    f"task {n // 1_000_000} of {n % 1_000}" for n in ids.tolist()
+                ]
                 break_at += 1
             num = len(buffer)
-            assert num >= 2 * 6  # rows, frames and the rest of two trajectories
+            assert num >= 2 * 10  # rows, frames, texts, where they end, and the rest, each twice
         assert trajectory_files(tmp_path / "store") == list(range(num))
         with open_memmap(tmp_path / "store", if_exists="resume") as buffer:
             check_rows(buffer.gather(np.arange(12 * num)))
@@ -161,7 +171,7 @@ class Refusing:
     """Lets writes into segments be refused from one of them on, half of its block written."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-        self.has_refused = False
+        self.has_refused = self._is_torn = False
         self._left = -1
         write = os.pwrite
 
@@ -379,18 +389,18 @@ form = MemmapFormat(segment_bytes=1, read_mode=sys.argv[2])
 options = dict(trajectory_format=form, sample_window_size=0, framework="numpy")
 most = 0
 with open_store(Path(sys.argv[1]), **options) as buffer:
-    for k in range(120):
+    for k in range(80):
         buffer.add_trajectories([traj(k, wide=True)])
         if k % 10 == 9:
             check_rows(buffer.sample(256))
             most = max(most, len(os.listdir("/proc/self/fd")))
-    check_rows(buffer.gather(np.random.default_rng(1).permutation(120 * 12)))
+    check_rows(buffer.gather(np.random.default_rng(1).permutation(80 * 12)))
     most = max(most, len(os.listdir("/proc/self/fd")))
     buffer.save_checkpoint(Path(sys.argv[1] + "-saved"))
-    buffer.delete(range(0, 120, 2))
+    buffer.delete(range(0, 80, 2))
     check_rows(buffer.sample(256))
     buffer.load_checkpoint(Path(sys.argv[1] + "-saved"))
-    check_rows(buffer.gather(np.arange(120 * 12)))
+    check_rows(buffer.gather(np.arange(80 * 12)))
     most = max(most, len(os.listdir("/proc/self/fd")))
 print(most)
 """

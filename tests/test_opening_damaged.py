@@ -16,7 +16,7 @@ import pytest
 
 from buffers import contents_of, open_store
 from journals import Disk
-from relive import TrajectoryReplayBuffer
+from relive import Trajectory, TrajectoryReplayBuffer
 from relive.errors import (
     ColumnMismatchError,
     CorruptFileError,
@@ -24,6 +24,7 @@ from relive.errors import (
     StorageError,
     StoreExistsError,
 )
+from relive.formats import MemmapFormat
 from trajectories import check_rows, same_trajectory, traj
 
 CHOICES = ["refuse", "resume", "overwrite"]
@@ -64,11 +65,11 @@ def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def check_holds(buffer: TrajectoryReplayBuffer, ks: list[int], *, wide: bool = False) -> None:
+def check_holds(buffer: TrajectoryReplayBuffer, ks: list[int]) -> None:
     """Prove that the buffer has these trajectories, each under its number as id, and no other."""
     assert len(buffer) == len(ks)
     for k in ks:
-        assert same_trajectory(buffer.trajectory(k), traj(k, wide=wide))
+        assert same_trajectory(buffer.trajectory(k), traj(k))
     batch, info = buffer.sample(64, return_info=True)
     check_rows(batch, info, {k: k for k in ks})
 
@@ -111,10 +112,16 @@ class TestOtherThings:
 class TestRefusingDisk:
     @pytest.mark.parametrize("if_exists", ["resume", "overwrite"])
     @pytest.mark.parametrize("make", [make_store, make_killed_store, None])
+    @pytest.mark.parametrize("trajectory_format", ["pt", "memmap"])
     def test_whatever_it_refuses_is_named_and_the_next_opening_succeeds(
-        self, if_exists: IfExists, make: Callable[[Path], Path] | None, tmp_path: Path
+        self,
+        if_exists: IfExists,
+        make: Callable[..., Path] | None,
+        trajectory_format: str,
+        tmp_path: Path,
     ) -> None:
-        model = None if make is None else make(tmp_path / "model")
+        options = {"trajectory_format": trajectory_format}
+        model = None if make is None else make(tmp_path / "model", **options)
         num_descriptors = len(os.listdir("/proc/self/fd"))
         for break_at in range(100):
             folder = tmp_path / str(break_at)
@@ -124,7 +131,7 @@ class TestRefusingDisk:
             with disk.breaking(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of an index that was rebuilt
                 try:
-                    buffer = reopen(folder, if_exists)
+                    buffer = reopen(folder, if_exists, **options)
                 except (OSError, ValueError) as error:
                     refusal = error
             if refusal is not None:
@@ -140,7 +147,7 @@ class TestRefusingDisk:
             assert len(os.listdir("/proc/self/fd")) <= num_descriptors
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                reopened = reopen(folder, "resume")
+                reopened = reopen(folder, "resume", **options)
             with reopened as buffer:
                 if model is not None and if_exists == "resume":
                     check_holds(buffer, [0, 1, 2])
@@ -199,28 +206,73 @@ class TestDamagedTrajectory:
             buffer.delete([1])
             check_holds(buffer, [0, 2])
 
-    @pytest.mark.parametrize("name", ["rows.bin", "curr_obs.wide.bin", "side.bin", "segment.json"])
-    @pytest.mark.parametrize(
-        ("damage", "error"),
-        [(Path.unlink, MissingFileError), (cut, CorruptFileError)],
-        ids=["gone", "cut"],
+    SEGMENT_FILES = (
+        *("rows.bin", "curr_obs.wide.bin", "side.bin", "segment.json"),
+        *("texts.bin", "text_ends.bin"),
     )
-    def test_a_segment_is_refused_at_opening_by_the_name_of_its_file(
-        self, damage: Callable[[Path], None], error: type[Exception], name: str, tmp_path: Path
+
+    @staticmethod
+    def with_texts(k: int) -> Trajectory:
+        return traj(k, wide=True, extra={"task": [f"task {k} of {b}" for b in range(3)]})
+
+    def make_segments(self, folder: Path) -> list[Trajectory]:
+        """Make a store with a segment for each of three trajectories; return these."""
+        made = [self.with_texts(k) for k in range(3)]
+        form = MemmapFormat(segment_bytes=1)
+        with reopen(folder, "refuse", trajectory_format=form) as buffer:
+            buffer.add_trajectories(made)
+        return made
+
+    @pytest.mark.parametrize("name", SEGMENT_FILES[:-1])
+    def test_a_cut_segment_is_refused_at_opening_by_the_name_of_its_file(
+        self, name: str, tmp_path: Path
     ) -> None:
         """Mapped, what is cut would end the process when it is sampled."""
-        with reopen(tmp_path / "store", "refuse", trajectory_format="memmap") as buffer:
-            buffer.add_trajectories([traj(k, wide=True) for k in range(3)])
-        path = tmp_path / "store" / "segments" / "00000000" / name
+        made = self.make_segments(tmp_path / "store")
+        path = tmp_path / "store" / "segments" / "00000001" / name
         content = path.read_bytes()
-        damage(path)
+        cut(path)
         for _ in range(2):
-            with pytest.raises(error, match=name) as raised:
+            with pytest.raises(CorruptFileError, match=name) as raised:
                 reopen(tmp_path / "store", trajectory_format="memmap")
-            assert getattr(raised.value, "path", "") == str(path)
+            assert raised.value.path == str(path)
         path.write_bytes(content)
         with reopen(tmp_path / "store", trajectory_format="memmap") as buffer:
-            check_holds(buffer, [0, 1, 2], wide=True)
+            assert same_trajectory(buffer.trajectory(1), made[1])
+            check_rows(buffer.sample(100))
+
+    def test_texts_whose_ends_are_cut_never_become_others(self, tmp_path: Path) -> None:
+        """How many there are stands nowhere else, so a later one could have got a code in use."""
+        with reopen(tmp_path / "store", "refuse", trajectory_format="memmap") as buffer:
+            buffer.add_trajectories([self.with_texts(k) for k in range(3)])
+        path = tmp_path / "store" / "segments" / "00000000" / "text_ends.bin"
+        os.truncate(path, 8 * 4)
+        with reopen(tmp_path / "store", trajectory_format="memmap") as buffer:
+            buffer.add_trajectories([self.with_texts(k) for k in range(3, 7)])
+            buffer.flush()
+            with pytest.raises(CorruptFileError, match=r"text_ends\.bin"):
+                buffer.gather([24])
+            texts = buffer.gather([0, 2, 36, 74])["extras"]["task"]
+            assert texts == ["task 0 of 0", "task 0 of 2", "task 3 of 0", "task 6 of 2"]
+
+    @pytest.mark.parametrize("name", [*SEGMENT_FILES, ""])
+    def test_a_lost_segment_is_named_when_it_is_read_and_can_be_deleted(
+        self, name: str, tmp_path: Path
+    ) -> None:
+        made = self.make_segments(tmp_path / "store")
+        lost = tmp_path / "store" / "segments" / "00000001"
+        (lost / name).unlink() if name else shutil.rmtree(lost)
+        with reopen(tmp_path / "store", trajectory_format="memmap") as buffer:
+            with pytest.raises(MissingFileError) as raised:
+                buffer.trajectory(1) if name != "curr_obs.wide.bin" else buffer.gather([12])
+            assert raised.value.path.startswith(str(lost))
+            check_rows(buffer.gather([0, 11, 24, 35]))
+            buffer.delete([1])
+            buffer.add_trajectories([made[1]])
+            buffer.flush()
+            assert not lost.exists()
+            check_rows(buffer.sample(100))
+            assert same_trajectory(buffer.trajectory(3), made[1])
 
     def test_room_for_rows_that_no_trajectory_has_is_not_made(self, tmp_path: Path) -> None:
         folder = make_store(tmp_path / "store")

@@ -25,6 +25,14 @@ from relive.options import (
 NO_TIME_LIMITS = [-1, -0.5, float("nan"), float("inf"), 10**400, True, np.True_, "x", None, [1]]
 
 
+class TestNames:
+    def test_a_set_is_a_list_only_where_no_order_matters(self) -> None:
+        assert checked_names("columns", {"a"}) == ("a",)
+        assert checked_names("join", ["b", "a"], ordered=True) == ("b", "a")
+        with pytest.raises(InvalidArgumentError, match=r"join is \{'a'\}, but must be a list"):
+            checked_names("join", {"a"}, ordered=True)
+
+
 class TestCounts:
     @pytest.mark.parametrize("number", [3, np.int64(3), np.uint8(3)])
     def test_integers_of_python_and_numpy_become_plain_ones(self, number: Any) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, NoReturn, TypeVar, get_args
@@ -36,6 +36,7 @@ from relive.folder import ASIDE_NAME, IfExists, OpenedFolder, open_folder
 from relive.forking import Forking
 from relive.format_set import FormatSet
 from relive.formats import Format
+from relive.formats.base import no_progress
 from relive.index_file import METADATA_NAME, IndexContents, read_metadata
 from relive.journal_replay import Replay
 from relive.lifetime import close_at_exit, leave_alone, watch_forks
@@ -367,16 +368,24 @@ class TrajectoryReplayBuffer(BufferReader):
         """Close the buffer."""
         self.close()
 
-    def save_checkpoint(self, save_path: str | os.PathLike[str]) -> None:
+    def save_checkpoint(
+        self,
+        save_path: str | os.PathLike[str],
+        *,
+        progress: Callable[[int], object] | None = None,
+    ) -> None:
         """Save the window and everything needed to go on from it. The buffer is unchanged.
 
         With `auto_save` the files of the window's trajectories are copied (blocks are shared
-        where the file system can); without, everything still in memory is written. All of it
+        where the file system can), segments are linked, the newest of them perhaps copied;
+        without, everything still in memory is written. All of it
         survives a power loss once this returns. An older checkpoint at the same place is
         replaced in one step.
 
         Args:
             save_path: A folder of the checkpoint's own.
+            progress: Called, again and again, with the number of bytes copied since it was called
+                last; what is linked or shared counts nothing.
 
         Raises:
             InvalidArgumentError: It lies in the buffer's own folder, or the other way round.
@@ -396,7 +405,9 @@ class TrajectoryReplayBuffer(BufferReader):
             save_checkpoint(
                 path,
                 contents,
-                lambda folder: write_trajectories(self._store, view.window, folder, self._formats),
+                lambda folder: write_trajectories(
+                    self._store, view.window, folder, self._formats, progress or no_progress
+                ),
                 lambda whole: self._metadata_of(whole, "checkpoint", state),
             )
 
@@ -406,6 +417,8 @@ class TrajectoryReplayBuffer(BufferReader):
         is_distributed: bool = False,
         local_rank: int = 0,
         world_size: int = 1,
+        *,
+        progress: Callable[[int], object] | None = None,
     ) -> None:
         """Let the trajectories of a checkpoint take the place of what the buffer holds.
 
@@ -422,6 +435,7 @@ class TrajectoryReplayBuffer(BufferReader):
                 rank's own, and new trajectories get ids that no other rank gives.
             local_rank: The rank, in `[0, world_size)`.
             world_size: Number of ranks.
+            progress: As in `save_checkpoint`.
 
         Raises:
             InvalidArgumentError: The rank is not in the world, or is given without
@@ -449,7 +463,7 @@ class TrajectoryReplayBuffer(BufferReader):
                 self._store.disk.flush(None)
             rank = (local_rank, world_size) if is_distributed else None
             checkpoint, saved, num_loaded, num_aside = rereading(
-                path, lambda: self._restore(path, rank)
+                path, lambda: self._restore(path, rank, progress)
             )
         # the counter keeps a later load from repeating the draws of this one
         counter = checkpoint.numbering.next_trajectory_id
@@ -471,7 +485,10 @@ class TrajectoryReplayBuffer(BufferReader):
             )
 
     def _restore(
-        self, path: Path, rank: tuple[int, int] | None
+        self,
+        path: Path,
+        rank: tuple[int, int] | None,
+        progress: Callable[[int], object] | None,
     ) -> tuple[Checkpoint, BufferState | None, int, int]:
         """Let a checkpoint, or a rank's shard of it, take the place of what the store holds.
 
@@ -495,6 +512,7 @@ class TrajectoryReplayBuffer(BufferReader):
             schema=checkpoint.schema,
             declared=self._columns,
             num_in_memory=min(len(entries), cached if self.auto_save else window),
+            progress=progress or no_progress,
         )
         return checkpoint, saved, len(entries), num_aside
 

@@ -22,21 +22,21 @@ from relive.errors import (
     StoreExistsError,
 )
 from relive.format_set import FormatSet
-from relive.formats.base import Copier
+from relive.formats.base import Copier, Progress, no_progress
 from relive.formats.checksum import checksums
-from relive.index import Window
 from relive.index_arrays import ARRAYS_NAME, Covered, IndexArrays, write_arrays
 from relive.index_file import (
     INDEX_NAME,
     METADATA_NAME,
     VERSION,
     IndexContents,
-    IndexWriter,
     write_metadata,
 )
+from relive.index_writer import IndexWriter
 from relive.record import Record
 from relive.store import Store
 from relive.warning import warn
+from relive.window import Window
 
 __all__ = ["check_apart", "metadata_of", "save_checkpoint", "settle", "write_trajectories"]
 
@@ -107,7 +107,11 @@ def save_checkpoint(
 
 
 def write_trajectories(
-    store: Store, window: Window, folder: Path, formats: FormatSet
+    store: Store,
+    window: Window,
+    folder: Path,
+    formats: FormatSet,
+    progress: Progress = no_progress,
 ) -> Iterator[Record]:
     """Write trajectories of a settled view into another folder, fsynced.
 
@@ -116,6 +120,7 @@ def write_trajectories(
         window: Which.
         folder: Where to.
         formats: Those of the store; its own is used for what no file has.
+        progress: Called with the number of bytes copied since it was called last.
 
     Yields:
         Their records, oldest first.
@@ -136,7 +141,9 @@ def write_trajectories(
                 assert store.disk is not None, "without a disk every trajectory is in memory"
                 if record.format not in copiers:
                     form = formats.of(record)
-                    copiers[record.format] = form.copier(store.disk.folder, folder, sync=True)
+                    copiers[record.format] = form.copier(
+                        store.disk.folder, folder, sync=True, progress=progress
+                    )
                 record = copiers[record.format](record)
             yield record
     finally:

@@ -20,7 +20,7 @@ from relive.entry_reading import EntryReader
 from relive.errors import StorageError
 from relive.folder import INCOMING_PREFIX
 from relive.format_set import FormatSet
-from relive.formats.base import Copier
+from relive.formats.base import Copier, Progress, no_progress
 from relive.index import Numbering
 from relive.record import NOTHING, Record
 from relive.snapshot import Snapshot
@@ -33,13 +33,16 @@ __all__ = ["restore_entries"]
 class _Loading:
     """Reads and gathers the trajectories of one checkpoint; the store is not changed."""
 
-    def __init__(self, store: Store, formats: FormatSet, reader: EntryReader) -> None:
+    def __init__(
+        self, store: Store, formats: FormatSet, reader: EntryReader, progress: Progress
+    ) -> None:
         """Begin.
 
         Args:
             store: Where they go, and what it holds already.
             formats: To copy the checkpoint's files, and to write.
             reader: Reads what cannot be copied.
+            progress: Called with the number of bytes copied since it was called last.
         """
         self.reader = reader
         """Reads them."""
@@ -52,7 +55,8 @@ class _Loading:
         self._disk = store.disk
         self._copiers: dict[tuple[str, Path], Copier] = {}
         self._formats = formats
-        self._present = {record.uuid: record for record in store.index}
+        self._progress = progress
+        self._present = store.index
 
     def hold(self, entry: Entry) -> None:
         """Read a trajectory for a store that keeps everything in memory."""
@@ -69,7 +73,9 @@ class _Loading:
         assert self._disk is not None, "without a disk trajectories are held"
         if (name, source) not in self._copiers:
             form = self._formats.named(name)
-            copier = form.copier(source, incoming, sync=True, store=self._disk.folder)
+            copier = form.copier(
+                source, incoming, sync=True, store=self._disk.folder, progress=self._progress
+            )
             self._copiers[name, source] = copier
         return self._copiers[name, source]
 
@@ -88,10 +94,10 @@ class _Loading:
             record, snapshot = self.reader.read(entry)
         else:
             record = replace(record, trajectory_id=ids[0], first_row_id=ids[1])
-        stored = self._present.get(record.uuid)
+        stored = self._present.get(ids[0]) if ids[0] in self._present else None
         if (
             stored is not None
-            and (stored.trajectory_id, stored.first_row_id) == ids
+            and (stored.uuid, stored.first_row_id) == (record.uuid, ids[1])
             and formats.of(stored).is_whole(self._disk.folder, stored)
         ):
             record, folder = stored, self._disk.folder
@@ -116,6 +122,7 @@ def restore_entries(
     schema: Schema | None,
     declared: Columns,
     num_in_memory: int,
+    progress: Progress = no_progress,
 ) -> int:
     """Let the trajectories of a checkpoint take the place of what a store holds.
 
@@ -127,6 +134,7 @@ def restore_entries(
         schema: The checkpoint's, if it has one.
         declared: The user's declaration, which the checkpoint must fit.
         num_in_memory: How many of the newest to hold in memory, at most all of them.
+        progress: Called with the number of bytes copied since it was called last.
 
     Returns:
         How many trajectories of the store left the index, their files moved to `aside/`.
@@ -138,8 +146,10 @@ def restore_entries(
         StorageError: The disk refused.
     """
     own = None if store.disk is None else store.disk.folder
+    known = None if schema is None else conform(schema, declared)
+    loading = _Loading(store, formats, EntryReader(formats, declared, known), progress)
     try:
-        return _restore(store, formats, entries, numbering, schema, declared, num_in_memory)
+        return _restore(store, loading, entries, numbering, len(entries) - num_in_memory)
     finally:
         for folder in {entry.folder for entry in entries} - {own}:
             formats.release(folder)
@@ -147,16 +157,11 @@ def restore_entries(
 
 def _restore(
     store: Store,
-    formats: FormatSet,
+    loading: _Loading,
     entries: Sequence[Entry],
     numbering: Numbering,
-    schema: Schema | None,
-    declared: Columns,
-    num_in_memory: int,
+    first_in_memory: int,
 ) -> int:
-    known = None if schema is None else conform(schema, declared)
-    loading = _Loading(store, formats, EntryReader(formats, declared, known))
-    first_in_memory = len(entries) - num_in_memory
     if store.disk is None:
         for entry in entries[first_in_memory:]:
             loading.hold(entry)

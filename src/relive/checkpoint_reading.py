@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from relive import files
 from relive.checkpoint import settle
@@ -25,17 +25,25 @@ from relive.errors import (
 )
 from relive.format_set import FormatSet
 from relive.index import Numbering
+from relive.index_arrays import ARRAYS_NAME, read_arrays
 from relive.index_file import INDEX_NAME, METADATA_NAME, read_index, read_metadata
 from relive.journal_lines import JOURNAL_NAME
 from relive.journal_replay import replay
 from relive.record import Record
+from relive.record_table import RecordTable
 from relive.spec import Schema
 from relive.warning import warn
 
-__all__ = ["Checkpoint", "Entry", "read_checkpoint"]
+__all__ = ["Checkpoint", "Entry", "read_checkpoint", "rereading"]
 
 _RANK_FOLDER = re.compile(r"rank_(\d+)")
 _RANK_FOLDER_BETWEEN = re.compile(r"\.(rank_\d+)\.(?:new|old)")
+
+
+_MOST_READINGS = 20
+"""How often a checkpoint is read that is replaced each time meanwhile."""
+
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +54,12 @@ class Entry:
     """The folder with its file."""
     format: str
     """Name of the format of its file."""
-    record: Record | None
-    """Its record; None when RLinf wrote it."""
+    records: Mapping[int, Record]
+    """Where its record is looked up; empty when RLinf wrote it."""
     foreign: Mapping[str, Any]
-    """RLinf's index entry; empty when the record is there."""
+    """RLinf's index entry; empty when there is a record."""
+    saved_id: int
+    """Its id in the checkpoint."""
     trajectory_id: int
     """Its id after loading: that of the checkpoint, unless two folders use it."""
     first_row_id: int
@@ -57,10 +67,19 @@ class Entry:
     num_rows: int
     """T * B, as the index says."""
 
+    @property
+    def record(self) -> Record | None:
+        """Its record, read anew each time: a million of them would take a gigabyte.
+
+        None when RLinf wrote it.
+        """
+        return self.records.get(self.saved_id)
+
     def path(self, formats: FormatSet) -> Path:
         """Return its file."""
-        if self.record is not None:
-            return formats.of(self.record).path(self.folder, self.record)
+        record = self.record
+        if record is not None:
+            return formats.of(record).path(self.folder, record)
         suffix = formats.with_files(self.format).suffix
         name = (
             f"trajectory_{self.foreign['trajectory_id']}_{self.foreign['model_weights_id']}{suffix}"
@@ -85,7 +104,8 @@ class Checkpoint:
 def read_checkpoint(path: Path, formats: FormatSet) -> Checkpoint:
     """Read what a checkpoint, a store's folder, or a parent of `rank_*` folders holds.
 
-    Every file that it lists is checked to be there.
+    Every file that it lists is checked to be there. See `rereading` for one that is replaced
+    meanwhile.
 
     Raises:
         MissingFileError: The folder, an index or a trajectory file is not there.
@@ -96,7 +116,48 @@ def read_checkpoint(path: Path, formats: FormatSet) -> Checkpoint:
     """
     what = f"the checkpoint {str(path)!r} could not be read"
     with naming_disk_errors(StorageError, path, what, "check path and permissions"):
-        return _read_checkpoint(path.resolve(), formats)
+        return rereading(path, lambda: _read_checkpoint(path.resolve(), formats))
+
+
+def rereading(path: Path, read: Callable[[], _Read]) -> _Read:
+    """Read from a checkpoint, and again when another one was put into its place meanwhile.
+
+    The place holds a whole one all the time, but who read the index of the one that is gone
+    looks in vain for its files.
+
+    Args:
+        path: The checkpoint.
+        read: Reads from it; changes nothing when it raises.
+
+    Returns:
+        What `read` returned.
+
+    Raises:
+        MissingFileError: From `read`, though the checkpoint is the one that it began with, or
+            for the last of many times.
+        CorruptFileError: Likewise.
+    """
+    for _ in range(_MOST_READINGS - 1):
+        before = _generations(path)
+        try:
+            return read()
+        except (MissingFileError, CorruptFileError):
+            if _generations(path) == before:
+                raise
+    return read()
+
+
+def _generations(path: Path) -> list[tuple[str, int, int]]:
+    """Return what tells the folders at a place, or in it, from those that take their place."""
+    found = []
+    for folder in (path, *path.glob("rank_*")):
+        try:
+            status = folder.stat()
+        except FileNotFoundError:  # between the two renames of a save, or not there at all
+            continue
+        # The number of a removed folder may be given to a new one, but at another time.
+        found.append((folder.name, status.st_ino, status.st_mtime_ns))
+    return found
 
 
 def _read_checkpoint(path: Path, formats: FormatSet) -> Checkpoint:
@@ -145,36 +206,53 @@ def _read_folder(folder: Path, formats: FormatSet) -> Checkpoint:
     if files.exists(folder / JOURNAL_NAME):
         return _read_store(folder, formats)
     metadata = read_metadata(folder / METADATA_NAME)
-    contents, foreign, digest = read_index(folder / INDEX_NAME)
     ours = metadata.get("relive")
+    arrays = None if ours is None else read_arrays(folder / ARRAYS_NAME, folder / INDEX_NAME, None)
+    if ours is not None and arrays is not None and arrays.index is not None:
+        contents = arrays.contents
+        if ours.get("index_xxh3") == arrays.index.xxh3:
+            entries = _entries_of(folder, contents.records, formats)
+            return Checkpoint(entries, contents.numbering, contents.schema, ours.get("state"))
+    return _read_checked(folder, metadata, formats)
+
+
+def _read_checked(folder: Path, metadata: Mapping[str, Any], formats: FormatSet) -> Checkpoint:
+    """Read a checkpoint by its index file."""
+    found = read_index(folder / INDEX_NAME)
+    contents, ours = found.contents, metadata.get("relive")
     if contents is None or ours is None:
-        return _read_foreign(folder, metadata, foreign, formats)
-    if ours.get("index_xxh3", digest) != digest:
+        return _read_foreign(folder, metadata, found.foreign, formats)
+    if ours.get("index_xxh3", found.xxh3) != found.xxh3:
         raise CorruptFileError(
             f"{str(folder / INDEX_NAME)!r} is another index, but must be the one that "
             f"{METADATA_NAME} was written for; restore the folder from a copy",
             path=str(folder / INDEX_NAME),
         )
-    entries = _entries_of(folder, contents.records.values(), formats)
+    entries = _entries_of(folder, contents.records, formats)
     return Checkpoint(entries, contents.numbering, contents.schema, ours.get("state"))
 
 
 def _read_store(folder: Path, formats: FormatSet) -> Checkpoint:
     """Read a store's folder by its journal, whose metadata may be old or missing."""
     found = replay(folder)
-    entries = _entries_of(folder, found.contents.records.values(), formats)
+    entries = _entries_of(folder, found.contents.records, formats)
     state = None
     if found.is_closed:
         state = read_metadata(folder / METADATA_NAME).get("relive", {}).get("state")
     return Checkpoint(entries, found.contents.numbering, found.contents.schema, state)
 
 
-def _entries_of(folder: Path, records: Iterable[Record], formats: FormatSet) -> list[Entry]:
-    entries = [
-        Entry(folder, r.format, r, {}, r.trajectory_id, r.first_row_id, r.num_rows) for r in records
-    ]
-    for entry in entries:
-        _check_there(entry, formats)
+def _entries_of(folder: Path, records: RecordTable, formats: FormatSet) -> list[Entry]:
+    """List trajectories of ours, each with its file, and check that the files are there."""
+    names = ("trajectory_id", "first_row_id", "num_rows")
+    numbers = zip(*(records.column(name).tolist() for name in names), strict=True)
+    entries, checked = [], None
+    for record, (one, first_row_id, num_rows) in zip(records.values(), numbers, strict=True):
+        path = formats.of(record).path(folder, record)
+        if path != checked:  # many share a segment
+            _check_there(path, one)
+        entries.append(Entry(folder, record.format, records, {}, one, one, first_row_id, num_rows))
+        checked = path
     return entries
 
 
@@ -191,13 +269,14 @@ def _read_foreign(
     for one in foreign:
         _check_foreign(folder / INDEX_NAME, one)
         num_rows = one["num_samples"]
-        entry = Entry(folder, format_name, None, one, one["trajectory_id"], next_row_id, num_rows)
+        saved_id = one["trajectory_id"]
+        entry = Entry(folder, format_name, {}, one, saved_id, saved_id, next_row_id, num_rows)
         entries.append(entry)
         next_row_id += num_rows
     saved = [i for i, entry in enumerate(entries) if files.exists(entry.path(formats))]
     first = saved[0] if saved else 0
     for entry in entries[first:]:
-        _check_there(entry, formats)
+        _check_there(entry.path(formats), entry.trajectory_id)
     if first:
         warn(
             f"{str(folder)!r} lists {first} older trajectories that RLinf did not save there; the "
@@ -229,12 +308,11 @@ def _check_foreign(path: Path, entry: Any) -> None:
         )
 
 
-def _check_there(entry: Entry, formats: FormatSet) -> None:
-    path = entry.path(formats)
+def _check_there(path: Path, trajectory_id: int) -> None:
     if not files.exists(path):
         raise MissingFileError(
-            f"{str(path)!r} of trajectory {entry.trajectory_id} is not there, but the index lists "
-            "it; restore it from a copy",
+            f"{str(path)!r} of trajectory {trajectory_id} is not there, but the index lists it; "
+            "restore it from a copy",
             path=str(path),
         )
 
@@ -249,7 +327,7 @@ def _merge(parts: Sequence[Checkpoint], path: Path) -> Checkpoint:
             "when alike; load them one by one"
         )
     entries = [entry for part in parts for entry in part.entries]
-    uuids = [entry.record.uuid for entry in entries if entry.record is not None]
+    uuids = [record.uuid for entry in entries if (record := entry.record) is not None]
     if len(set(uuids)) != len(uuids):
         raise CorruptFileError(
             f"the rank folders in {str(path)!r} hold a trajectory twice, but each rank saves its "

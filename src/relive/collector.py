@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from relive.collection.assembly import Assembly
 from relive.collection.blocks import Block, build
@@ -22,7 +22,7 @@ from relive.errors import (
     TimeLimitError,
     UnsupportedValueError,
 )
-from relive.options import check_count, check_kind, checked_names, checked_time_limit, is_count
+from relive.options import check_kind, checked_names, checked_time_limit, is_count
 from relive.part import TrajectoryPart
 from relive.trajectory import Trajectory
 
@@ -323,8 +323,8 @@ def _hand_over(leaving: deque[Trajectory], trajectories: Channel[Trajectory]) ->
         leaving.popleft()
 
 
-def _checked_length(length: object) -> int:
-    if not is_count(length, 0) or int(length) >= 1 << 63:
+def _checked_length(length: Any) -> int:
+    if not is_count(length, 0) or length >= 1 << 63:
         raise InvalidArgumentError(
             f"max_episode_length is {length!r}, but must be an integer from 0 to 2**63 - 1; leave "
             "it at 0 when unknown"

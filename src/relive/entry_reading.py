@@ -44,13 +44,14 @@ class EntryReader:
             MissingFileError: Its file is not there.
             CorruptFileError: Its file is cut, damaged or another program's.
         """
-        if entry.record is None:
+        saved = entry.record
+        if saved is None:
             snapshot = self._read_foreign(entry)
             record = _describe_foreign(snapshot, entry)
         else:
-            snapshot = self._formats.of(entry.record).read(entry.folder, entry.record)
+            snapshot = self._formats.of(saved).read(entry.folder, saved)
             record = replace(
-                entry.record,
+                saved,
                 trajectory_id=entry.trajectory_id,
                 first_row_id=entry.first_row_id,
             )

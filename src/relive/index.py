@@ -9,6 +9,7 @@ as it was while the index goes on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from relive.errors import EvictedError, InvalidArgumentError
 from relive.id_table import IdTable
 from relive.record import Record
 from relive.record_table import RecordTable
+from relive.row_bins import MIN_TRAJECTORIES, BinsView, RowBins
 from relive.window import Window
 
 __all__ = ["MAX_ROW_ID", "Index", "Numbering"]
@@ -130,6 +132,8 @@ class Index:
         self._size_bytes = 0
         self._is_ordered = True
         self._by_row: tuple[tuple[int, int], NDArray[np.int64]] | None = None
+        self._bins: RowBins | None = None
+        self._binned = (0, 0)  # how often the columns had moved then, and the oldest row
         for record in records:
             self.add(record)
 
@@ -157,6 +161,7 @@ class Index:
         index._rows = IdTable.of(dict(zip(_COLUMNS, columns, strict=True)))
         index._is_ordered = bool((firsts[1:] >= firsts[:-1]).all())
         index._size_bytes = stored.size_bytes
+        index.window(0)  # which sorts what is to be searched, once
         return index
 
     def __len__(self) -> int:
@@ -246,10 +251,32 @@ class Index:
             record.num_envs,
             record.place,
         )
+        if self._bins is not None and not self._bins.append(end + record.num_rows):
+            self._bins = None
         self._held[record.trajectory_id] = record
         self._size_bytes += record.size_bytes
         self.version += 1
         self.numbering = self.numbering.past(record)
+
+    def make_room(self, num: int, lock: AbstractContextManager[object]) -> None:
+        """Make room for more trajectories, so that no sample waits while megabytes are copied.
+
+        Args:
+            num: How many.
+            lock: Guards the index and is not held. The caller sees to it that nothing is added or
+                removed meanwhile; what `replace` and `window` do is fine.
+        """
+        if self._rows.num_spare >= num:
+            return
+        columns = self._rows.grown(num)
+        bins = None
+        if len(self) >= MIN_TRAJECTORIES:
+            ends = columns["end"][: len(self)]
+            begin = int(ends[0] - columns["count"][0])
+            bins = RowBins(ends, begin, len(columns["end"]) - len(ends))
+        with lock:
+            self._rows.move_to(columns, ["place"])
+            self._bins, self._binned = bins, (self._rows.num_moves, self._rows.start)
 
     def replace(self, record: Record) -> None:
         """Exchange a record for one that says more of the same trajectory, such as where it lies.
@@ -282,6 +309,7 @@ class Index:
             self._size_bytes -= record.size_bytes
         if self._rows.remove([record.trajectory_id for record in removed]):
             self._rows.set_column("end", np.cumsum(self._rows.column("count")))
+            self._bins = None
         self.version += 1
         return removed
 
@@ -297,7 +325,19 @@ class Index:
             num_envs=columns["num_envs"],
             places=columns["place"],
             by_row=by_row,
+            bins=self._view_bins(columns["end"]),
         )
+
+    def _view_bins(self, ends: NDArray[np.int64]) -> BinsView | None:
+        """Return the bins for a window with these ends, None for one of few trajectories."""
+        if len(ends) < MIN_TRAJECTORIES:
+            return None
+        if self._bins is None or self._binned[0] != self._rows.num_moves:
+            all_ends = self._rows.column("end")
+            begin = int(all_ends[0] - self._rows.column("count")[0])
+            self._bins = RowBins(all_ends, begin, self._rows.num_spare)
+            self._binned = (self._rows.num_moves, self._rows.start)
+        return self._bins.view(self._binned[1] - (self._rows.stop - len(ends)))
 
     def _sorted_by_row(self, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
         key = (self.version, len(firsts))

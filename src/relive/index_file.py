@@ -8,22 +8,21 @@ beside RLinf's own keys; docs/format.md describes every field.
 from __future__ import annotations
 
 import json
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import numpy as np
 import xxhash
 
 from relive import files
 from relive.errors import CorruptFileError, FormatVersionError, MissingFileError, StorageError
 from relive.index import Numbering
 from relive.read_file import ReadFile
-from relive.record import Layout, Record, natural
-from relive.record_json import record_from_json, record_text
+from relive.record import Layout, natural
+from relive.record_json import record_from_json
 from relive.record_table import RecordTable
 from relive.spec import ColumnSpec, Schema
 
@@ -31,8 +30,8 @@ __all__ = [
     "INDEX_NAME",
     "METADATA_NAME",
     "VERSION",
+    "FoundIndex",
     "IndexContents",
-    "IndexWriter",
     "check_schema",
     "numbering_from_json",
     "numbering_to_json",
@@ -46,11 +45,14 @@ METADATA_NAME = "metadata.json"
 VERSION = 1
 """Version of every JSON file of ours."""
 
-_BETWEEN = b", "
-_RESTORE = "restore it from a copy"
+HEAD = b'{"trajectory_index": {'
+LIST = b'}, "trajectory_id_list": ['
+OURS = b'], "relive": '
+BETWEEN = b", "
+"""How our own index files begin, go on, and separate what they list."""
 
-_SLICE = 50  # records or layouts encoded between two chances for other threads to run
-_COPIED = 250  # and records whose text is there already
+_KEY = re.compile(r'"(\d{1,19})": ')
+_RESTORE = "restore it from a copy"
 
 
 @dataclass
@@ -69,131 +71,22 @@ class IndexContents:
     """How much of the journal of this generation it covers."""
 
 
-class IndexWriter:
-    """Writes one index file, and knows afterwards where in it the text of each record lies."""
+@dataclass(frozen=True)
+class FoundIndex:
+    """What an index file says."""
 
-    def __init__(
-        self,
-        contents: IndexContents,
-        added: Iterable[Record] = (),
-        *,
-        between_slices: Callable[[], object] = lambda: None,
-    ) -> None:
-        """Choose what to write.
-
-        Args:
-            contents: The index; not changed meanwhile by others.
-            added: Records that come after those of `contents` and are put into it one by one as
-                they are written.
-            between_slices: Called every few records, so that a long write lets others run.
-        """
-        self._contents = contents
-        self._added = added
-        self._between_slices = between_slices
-        self._digest = xxhash.xxh3_64()
-        self.size_bytes = 0
-        """Of the file, as far as it is written."""
-        self._starts = array("q")  # where the text of each record begins
-        self._sizes = array("I")
-        self.file: ReadFile | None = None
-        """The file, once all is written; it may have its name only after that."""
-
-    @property
-    def xxh3(self) -> str:
-        """xxh3-64 of the file, 16 hex digits."""
-        return self._digest.hexdigest()
-
-    def write(self, path: Path, *, sync: bool) -> None:
-        """Write the file, atomically.
-
-        Args:
-            path: The file.
-            sync: Whether it must survive a power loss.
-
-        Raises:
-            OSError: The disk refused; the old file is as it was, or with `sync` the new file is
-                there but its name may not survive a power loss.
-        """
-        files.write_atomic(path, self._fill, sync=sync)
-
-    def rebase(self) -> None:
-        """Let all records of the contents be looked up in the file just written."""
-        assert self.file is not None, "it is written first"
-        starts, sizes = np.array(self._starts, np.int64), np.array(self._sizes, np.uint32)
-        self._contents.records.rebase(self.file, starts, sizes)
-
-    def _fill(self, file: BinaryIO) -> None:
-        for block in self._blocks():
-            self._digest.update(block)
-            file.write(block)
-            self.size_bytes += len(block)
-        file.flush()
-        self.file = ReadFile(Path(file.name))
-
-    def _blocks(self) -> Iterator[bytes]:
-        contents, records = self._contents, self._contents.records
-        yield b'{"trajectory_index": {'
-        yield from self._entries(records)
-        yield b'}, "trajectory_id_list": ['
-        ids = iter(records)
-        separator = ""
-        while numbers := list(islice(ids, 100 * _SLICE)):
-            yield (separator + ", ".join(map(str, numbers))).encode("ascii")
-            separator = ", "
-            self._between_slices()
-        ours = {
-            "version": VERSION,
-            "generation": contents.generation,
-            "journal_bytes": contents.journal_bytes,
-            "numbering": numbering_to_json(contents.numbering),
-            "schema": None if contents.schema is None else contents.schema.to_json(),
-        }
-        yield ('], "relive": ' + json.dumps(ours)[:-1] + ', "layouts": [').encode("ascii")
-        yield from self._layouts(records.layout_list())
-        yield b"]}}\n"
-
-    def _entries(self, records: RecordTable) -> Iterator[bytes]:
-        """Yield the entries in blocks; texts that are there are copied as they are."""
-        ids = records.column("trajectory_id")
-        num_at_once = _SLICE if records.num_in_memory else _COPIED
-        for first in range(0, len(ids), num_at_once):
-            some = ids[first : first + num_at_once].tolist()
-            yield self._block(some, records.texts(first, first + num_at_once))
-            self._between_slices()
-        for record in self._added:
-            number = records.layouts.number_of(record.layout)
-            text = record_text(record, number)
-            block = self._block([record.trajectory_id], [text])
-            records.note(record, number, self._starts[-1], len(text))
-            yield block
-
-    def _block(self, ids: Sequence[int], texts: Sequence[bytes]) -> bytes:
-        """Return entries as they follow those before, and note where their texts will be."""
-        before = _BETWEEN if self._starts else b""
-        keys = [b'"%d": ' % one for one in ids]
-        place = self.size_bytes + len(before)
-        for key, text in zip(keys, texts, strict=True):
-            self._starts.append(place + len(key))
-            self._sizes.append(len(text))
-            place += len(key) + len(text) + len(_BETWEEN)
-        return before + _BETWEEN.join(map(bytes.__add__, keys, texts))
-
-    def _layouts(self, layouts: Sequence[Layout | None]) -> Iterator[bytes]:
-        for first in range(0, len(layouts), _SLICE):
-            some = (
-                "null" if layout is None else json.dumps(layout.to_json())
-                for layout in layouts[first : first + _SLICE]
-            )
-            yield ((", " if first else "") + ", ".join(some)).encode("ascii")
-            self._between_slices()
+    contents: IndexContents | None
+    """When it is ours."""
+    foreign: list[dict[str, Any]]
+    """RLinf's entries, oldest first; empty when it is ours."""
+    xxh3: str
+    """xxh3-64 of the file, 16 hex digits."""
+    size_bytes: int
+    """Of the file."""
 
 
-def read_index(path: Path) -> tuple[IndexContents | None, list[dict[str, Any]], str]:
+def read_index(path: Path) -> FoundIndex:
     """Read an index file.
-
-    Returns:
-        What it says when it is ours, else None; RLinf's entries, oldest first; and xxh3-64 of
-        the file.
 
     Raises:
         MissingFileError: It is not there.
@@ -201,7 +94,23 @@ def read_index(path: Path) -> tuple[IndexContents | None, list[dict[str, Any]], 
         CorruptFileError: It is cut, damaged, or something else.
         FormatVersionError: A later release wrote it.
     """
-    block, whole = _load_json(path)
+    with _naming(path):
+        file = ReadFile(path)
+        try:
+            block = bytes(file.read_from(0))
+            return _read_index(path, file, block)
+        except BaseException:  # Ctrl+C among others: no descriptor stays open
+            file.close()
+            raise
+
+
+def _read_index(path: Path, file: ReadFile, block: bytes) -> FoundIndex:
+    digest, size = xxhash.xxh3_64_hexdigest(block), len(block)
+    scanned = _scan(path, file, block)
+    if scanned is not None:
+        return FoundIndex(scanned, [], digest, size)
+    whole = _load_json(path, block)
+    file.close()
     entries = whole.get("trajectory_index")
     ids = whole.get("trajectory_id_list")
     if not isinstance(entries, dict) or not isinstance(ids, list):
@@ -225,50 +134,98 @@ def read_index(path: Path) -> tuple[IndexContents | None, list[dict[str, Any]], 
             f"{str(path)!r} lists a trajectory twice, but each stands there once; {_RESTORE}",
             path=str(path),
         )
-    digest = xxhash.xxh3_64_hexdigest(block)
     if "relive" not in whole:
-        return None, ordered, digest
-    return _our_contents(path, whole["relive"], ordered), ordered, digest
+        return FoundIndex(None, ordered, digest, size)
+    with _naming_damage(path):
+        contents = _our_contents(path, whole["relive"])
+        for entry in ordered:
+            record = record_from_json(entry, contents.records.layouts.layouts)
+            contents.records[record.trajectory_id] = record
+        check_schema(contents)
+    return FoundIndex(contents, [], digest, size)
 
 
-def _our_contents(path: Path, ours: Any, entries: list[dict[str, Any]]) -> IndexContents:
-    _check_version(path, ours)
+def _scan(path: Path, file: ReadFile, block: bytes) -> IndexContents | None:
+    """Read an index as `IndexWriter` writes it, entry after entry, noting where each lies.
+
+    Anything else is read as a whole: that takes more memory, and says what is amiss.
+    """
+    end = block.rfind(LIST)
+    if end < len(HEAD) - 1 or not block.startswith(HEAD) or not block.isascii():
+        return None
     try:
-        records = RecordTable()
-        for number, entry in enumerate(ours["layouts"]):
-            if entry is not None:  # nothing has this number any more
-                records.layouts.put(number, Layout.from_json(entry))
-        for entry in entries:
+        rest = json.loads(b"{" + block[end + len(b"}, ") :])
+        contents = _our_contents(path, rest["relive"])
+        records, text = contents.records, block.decode("ascii")
+        records.read_index_from(file)
+        place, decoder = len(HEAD), json.JSONDecoder()
+        while place < end:
+            key = _KEY.match(text, place)
+            if key is None:
+                return None
+            entry, stop = decoder.raw_decode(text, key.end())
             record = record_from_json(entry, records.layouts.layouts)
-            records[record.trajectory_id] = record
-        contents = IndexContents(
-            records=records,
-            numbering=numbering_from_json(ours["numbering"]),
-            schema=None if ours["schema"] is None else Schema.from_json(ours["schema"]),
-            generation=natural(ours["generation"]),
-            journal_bytes=natural(ours["journal_bytes"]),
-        )
-        if contents.schema is not None:
-            check_schema(contents.schema, records.layouts.layouts.values())
+            if record.trajectory_id != int(key[1]) or record.trajectory_id in records:
+                return None
+            records.note(record, entry["layout"], key.end(), stop - key.end())
+            place = stop if stop == end else stop + len(BETWEEN)
+            if stop != end and block[stop:place] != BETWEEN:
+                return None
+        check_schema(contents)
+    except FormatVersionError:
+        raise
+    except (CorruptFileError, LookupError, TypeError, ValueError, RecursionError):
+        return None
+    return contents if rest["trajectory_id_list"] == list(records) else None
+
+
+def _our_contents(path: Path, ours: Any) -> IndexContents:
+    """Return what an index of ours says, but for its records."""
+    _check_version(path, ours)
+    records = RecordTable()
+    for number, entry in enumerate(ours["layouts"]):
+        if entry is not None:  # nothing has this number any more
+            records.layouts.put(number, Layout.from_json(entry))
+    return IndexContents(
+        records=records,
+        numbering=numbering_from_json(ours["numbering"]),
+        schema=None if ours["schema"] is None else Schema.from_json(ours["schema"]),
+        generation=natural(ours["generation"]),
+        journal_bytes=natural(ours["journal_bytes"]),
+    )
+
+
+@contextmanager
+def _naming_damage(path: Path) -> Iterator[None]:
+    """Name the file in what a block finds wrong with it.
+
+    Raises:
+        CorruptFileError: Something is.
+        FormatVersionError: A later release wrote it.
+    """
+    try:
+        yield
     except FormatVersionError:
         raise
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptFileError(
             f"{str(path)!r} is damaged: {error}; {_RESTORE}", path=str(path)
         ) from error
-    return contents
 
 
-def check_schema(schema: Schema, layouts: Iterable[Layout]) -> None:
-    """Refuse a schema that says something else of a column than the layouts do.
+def check_schema(contents: IndexContents) -> None:
+    """Refuse a schema that says something else of a column than the layouts of records do.
 
     A batch has room for what the schema says, before any file is looked at.
 
     Raises:
         ValueError: It does.
     """
-    for layout in layouts:
-        for column in layout.columns:
+    schema, records = contents.schema, contents.records
+    if schema is None:
+        return
+    for number in records.used_layouts():
+        for column in records.layouts.layouts[number].columns:
             spec = schema.columns.get(column.name)
             if spec is not None and spec != ColumnSpec(column.dtype, column.row_shape):
                 raise ValueError(
@@ -296,7 +253,9 @@ def read_metadata(path: Path) -> dict[str, Any]:
         CorruptFileError: It is cut, damaged, or something else.
         FormatVersionError: A later release wrote it.
     """
-    _, whole = _load_json(path)
+    with _naming(path):
+        block = files.read_bytes(path)
+    whole = _load_json(path, block)
     if not isinstance(whole.get("trajectory_format"), str) or not all(
         isinstance(whole.get(name), int) for name in ("size", "total_samples", "trajectory_counter")
     ):
@@ -310,9 +269,16 @@ def read_metadata(path: Path) -> dict[str, Any]:
     return whole
 
 
-def _load_json(path: Path) -> tuple[bytes, dict[str, Any]]:
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in what the disk refuses to a block.
+
+    Raises:
+        MissingFileError: In place of `FileNotFoundError`.
+        StorageError: In place of any other `OSError`.
+    """
     try:
-        block = files.read_bytes(path)
+        yield
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingFileError(
             f"{str(path)!r} is not there, but a checkpoint or store has {INDEX_NAME} and "
@@ -325,6 +291,9 @@ def _load_json(path: Path) -> tuple[bytes, dict[str, Any]]:
             path=str(path),
             errno=error.errno,
         ) from error
+
+
+def _load_json(path: Path, block: bytes) -> dict[str, Any]:
     try:
         whole = json.loads(block)
     except (ValueError, RecursionError) as error:
@@ -337,7 +306,7 @@ def _load_json(path: Path) -> tuple[bytes, dict[str, Any]]:
             f"{_RESTORE}",
             path=str(path),
         )
-    return block, whole
+    return whole
 
 
 def _check_version(path: Path, ours: Any) -> None:

@@ -8,6 +8,7 @@ that we do not know are kept and written again. docs/format.md lists them all.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from sys import intern
 from typing import Any
@@ -57,6 +58,9 @@ _OURS = frozenset(
         "added_at",
     }
 )
+
+
+_PLAIN_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class LayoutTable:
@@ -178,7 +182,7 @@ def _read(entry: Any, layouts: Layouts) -> Record:
     run_lengths = entry.get("run_lengths")
     return Record(
         trajectory_id=natural(entry["trajectory_id"]),
-        uuid=str(UUID(entry["uuid"])),
+        uuid=_uuid(entry["uuid"]),
         first_row_id=natural(entry["first_row_id"]),
         shape=tuple(natural(length) for length in entry["shape"]),
         num_epochs=natural(entry["num_epochs"]),
@@ -191,7 +195,7 @@ def _read(entry: Any, layouts: Layouts) -> Record:
         location=shared_location(
             tuple((_text(key), natural(value)) for key, value in entry["location"].items())
         ),
-        checksums=b"".join(map(_checksum, _list(entry["checksums"]))),
+        checksums=_checksums(entry["checksums"]),
         texts={
             _text(name): (tuple(_text(t) for t in _list(text["table"])), bool(text["per_env"]))
             for name, text in entry.get("texts", {}).items()
@@ -218,10 +222,8 @@ def _check(record: Record, num_samples: Any) -> None:
     natural(record.first_row_id + record.num_rows)
     if record.num_envs > MAX_ENVS or record.place >= 1 << 63:
         raise ValueError(f"B is at most {MAX_ENVS}, and a place fits int64")
-    steps = (record.num_steps, record.num_steps + record.num_epochs)
-    if any(
-        c.shape[1:2] != (record.num_envs,) or c.shape[0] not in steps for c in record.layout.columns
-    ):
+    steps, num_envs = (record.num_steps, record.num_steps + record.num_epochs), record.shape[1:2]
+    if any(c.shape[1:2] != num_envs or c.shape[0] not in steps for c in record.layout.columns):
         raise ValueError("columns are [T, B, ...] or [T + E, B, ...]")
     if len(record.checksums) not in (0, CHECKSUM_BYTES * len(record.layout.columns)):
         raise ValueError("each column has a checksum, or none has")
@@ -236,11 +238,17 @@ def _text(value: Any) -> str:
     return value
 
 
-def _checksum(digest: Any) -> bytes:
-    checksum = bytes.fromhex(_text(digest))
-    if len(checksum) != CHECKSUM_BYTES:
-        raise ValueError(f"{digest!r:.40} is no checksum")
-    return checksum
+def _uuid(value: Any) -> str:
+    # UUID takes fifteen times as long
+    return value if _PLAIN_UUID.fullmatch(_text(value)) else str(UUID(value))
+
+
+def _checksums(digests: Any) -> bytes:
+    checksums = bytes.fromhex("".join(_list(digests)))
+    is_whole = len(checksums) == CHECKSUM_BYTES * len(digests)
+    if not is_whole or any(len(digest) != 2 * CHECKSUM_BYTES for digest in digests):
+        raise ValueError(f"{digests!r:.40} are no checksums")
+    return checksums
 
 
 def _list(value: Any) -> list[Any]:

@@ -103,7 +103,9 @@ class RecordTable(MutableMapping[int, Record]):
 
     def __iter__(self) -> Iterator[int]:
         """Go through the ids, oldest first."""
-        return iter(self.column("trajectory_id").tolist())
+        ids = self.column("trajectory_id")
+        for start in range(0, len(ids), _BLOCK):  # a list of them all would take its time
+            yield from ids[start : start + _BLOCK].tolist()
 
     def __contains__(self, trajectory_id: object) -> bool:
         """Tell whether there is such a record."""

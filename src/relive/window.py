@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive.errors import EvictedError
+from relive.row_bins import BinsView
 
 __all__ = ["Located", "Window", "evicted_rows"]
 
@@ -38,6 +39,8 @@ class Window:
     """`Record.place` of each trajectory, `[W]`."""
     by_row: NDArray[np.int64] | None = field(default=None, repr=False)
     """Positions in the order of first row ids, `[W]`; None when they are in order."""
+    bins: BinsView | None = field(default=None, repr=False)
+    """Finds the trajectory of a row when there are many."""
 
     @property
     def num_rows(self) -> int:
@@ -60,6 +63,8 @@ class Window:
 
     def _find(self, absolute: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return which trajectory each row is of, given its number counted as `ends` are."""
+        if self.bins is not None:
+            return self.bins.search(self.ends, absolute)
         num, base = len(self.ends), self._base
         if num < _MANY:
             return self.ends.searchsorted(absolute, side="right")

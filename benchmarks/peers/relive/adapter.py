@@ -106,7 +106,7 @@ class Adapter:
 
     def test_for_cold(self, is_on: bool) -> None:
         """Have rows taken as ever, or without finding out whether they were cold."""
-        tables.MappedTable._take_from = TAKE_FROM if is_on else _take_untested  # type: ignore[method-assign]  # what it costs is what is measured
+        tables.MappedTable._take_from = TAKE_FROM if is_on else _take_untested  # type: ignore[assignment, method-assign]  # what it costs is measured
 
     def checkpoint(self, path: str) -> None:
         """Save a checkpoint."""

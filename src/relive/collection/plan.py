@@ -108,9 +108,7 @@ class RolloutPlan:
         """
         have = {name[:end] for name in names for end in _path_ends(name)}
         return [
-            name
-            for name in self.columns or ()
-            if name not in have and self._has_column(step, name)
+            name for name in self.columns or () if name not in have and self._has_column(step, name)
         ]
 
     def awaits_first_flags(self, names: Iterable[str]) -> bool:

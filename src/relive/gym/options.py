@@ -128,12 +128,15 @@ def checked_seed(seed: Any, num_envs: int) -> int | list[int] | None:
         >>> checked_seed(np.int64(3), 2), checked_seed(np.arange(2), 2)
         (3, [0, 1])
     """
-    if seed is None or is_count(seed, 0):
-        return None if seed is None else int(seed)
-    is_list = isinstance(seed, (Sequence, np.ndarray)) and len(seed) == num_envs
-    if not is_list or not all(is_count(one, 0) for one in seed):
+    if seed is None:
+        return None
+    given = seed.tolist() if isinstance(seed, np.ndarray) else seed
+    if is_count(given, 0):
+        return int(given)
+    is_list = isinstance(given, Sequence) and len(given) == num_envs
+    if not is_list or not all(is_count(one, 0) for one in given):
         raise InvalidArgumentError(
-            f"seed is {seed!r:.100}, but must be an integer of at least 0, or a list of {num_envs}, "
-            "one for each env; leave it out to let the environments choose"
+            f"seed is {seed!r:.100}, but must be an integer of at least 0, or a list of one for "
+            f"each of {num_envs} envs; leave it out to let the environments choose"
         )
-    return [int(one) for one in seed]
+    return [int(one) for one in given]

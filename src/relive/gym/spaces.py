@@ -202,8 +202,8 @@ def _read_column(
     cast = convert(array, array.dtype.name, dtype.name)
     if cast is None:
         raise ColumnMismatchError(
-            f"{column!r} is {array.dtype}, but its space says {dtype}, in which some of it would be "
-            "another number; correct the space, or what the environment returns",
+            f"{column!r} is {array.dtype}, but its space says {dtype}, in which some of it would "
+            "be another number; correct the space, or what the environment returns",
             column=column,
         )
     return cast

@@ -17,6 +17,7 @@ from relive.format_set import FormatSet
 from relive.index_file import METADATA_NAME, read_metadata
 from relive.journal_lines import JOURNAL_NAME
 from relive.locks import FolderLock
+from relive.record import Layout
 from relive.snapshot import take_snapshot
 from relive.spec import ColumnSpec, Schema
 
@@ -83,13 +84,9 @@ def summarize(path: str | Path) -> Summary:
         checkpoint = read_checkpoint(path, formats)
     metadata = _metadata(path)
     entries = checkpoint.entries
-    records = [entry.record for entry in entries if entry.record is not None]
-    column_bytes: Counter[str] = Counter()
-    for record in records:
-        for column in record.layout.columns:
-            column_bytes[column.name] += column.size_bytes
-    versions = [record.version_range for record in records if record.version_range is not None]
-    added = [record.added_at for record in records if record.added_at]
+    totals = _Totals()
+    for entry in entries:
+        totals.count(entry, formats)
     schema = checkpoint.schema or _foreign_schema(entries, formats)
     return Summary(
         path=path,
@@ -101,18 +98,56 @@ def summarize(path: str | Path) -> Summary:
         next_trajectory_id=checkpoint.numbering.next_trajectory_id,
         seed=metadata.get("seed"),
         sample_window_size=metadata.get("relive", {}).get("sample_window_size"),
-        file_bytes=sum(map(files.total_bytes, {entry.path(formats) for entry in entries})),
+        file_bytes=sum(map(files.total_bytes, totals.paths)),
         columns=schema.columns,
-        column_bytes=column_bytes,
+        column_bytes=totals.column_bytes(),
         optional=sorted(schema.defaults),
-        shapes=Counter((record.num_steps, record.num_envs) for record in records),
-        num_weights_ids=len({_weights_id(entry) for entry in entries}),
-        version_range=(min(v[0] for v in versions), max(v[1] for v in versions))
-        if versions
-        else None,
-        added_between=(min(added), max(added)) if added else None,
+        shapes=totals.shapes,
+        num_weights_ids=len(totals.weights_ids),
+        version_range=totals.version_range,
+        added_between=totals.added_between,
         problems=[str(warning.message) for warning in caught],
     )
+
+
+class _Totals:
+    """What the records of many trajectories say together; each is looked at once."""
+
+    def __init__(self) -> None:
+        self.paths: set[Path] = set()
+        self.shapes: Counter[tuple[int, int]] = Counter()
+        self.weights_ids: set[str] = set()
+        self.version_range: tuple[int, int] | None = None
+        self.added_between: tuple[float, float] | None = None
+        self._layouts: Counter[Layout] = Counter()
+
+    def count(self, entry: Entry, formats: FormatSet) -> None:
+        """Count one in."""
+        record = entry.record
+        self.paths.add(entry.path(formats))
+        if record is None:
+            self.weights_ids.add(str(entry.foreign["model_weights_id"]))
+            return
+        self.weights_ids.add(record.model_weights_id)
+        self._layouts[record.layout] += 1
+        self.shapes[record.num_steps, record.num_envs] += 1
+        if record.version_range is not None:
+            low, high = self.version_range or record.version_range
+            self.version_range = (
+                min(low, record.version_range[0]),
+                max(high, record.version_range[1]),
+            )
+        if record.added_at:
+            first, last = self.added_between or (record.added_at, record.added_at)
+            self.added_between = (min(first, record.added_at), max(last, record.added_at))
+
+    def column_bytes(self) -> Counter[str]:
+        """Return the bytes of each column."""
+        sizes: Counter[str] = Counter()
+        for layout, num in self._layouts.items():
+            for column in layout.columns:
+                sizes[column.name] += num * column.size_bytes
+        return sizes
 
 
 def _metadata(path: Path) -> Mapping[str, Any]:
@@ -130,12 +165,6 @@ def _kind(path: Path, checkpoint: Checkpoint) -> str:
         folders = {entry.folder for entry in checkpoint.entries}
         return f"checkpoint of {len(folders)} ranks"
     return "RLinf checkpoint" if checkpoint.schema is None else "checkpoint"
-
-
-def _weights_id(entry: Entry) -> str:
-    if entry.record is not None:
-        return entry.record.model_weights_id
-    return str(entry.foreign["model_weights_id"])
 
 
 def _foreign_schema(entries: Sequence[Entry], formats: FormatSet) -> Schema:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, overload
 
@@ -183,6 +183,8 @@ class TrajectoryReplayBuffer(relive.buffer.TrajectoryReplayBuffer):
         is_distributed: bool = False,
         local_rank: int = 0,
         world_size: int = 1,
+        *,
+        progress: Callable[[int], object] | None = None,
     ) -> None:
         """Let the trajectories of a checkpoint take the place of what the buffer holds.
 
@@ -190,7 +192,7 @@ class TrajectoryReplayBuffer(relive.buffer.TrajectoryReplayBuffer):
         ignored unless `is_distributed`.
         """
         rank = (local_rank, world_size) if is_distributed else (0, 1)
-        super().load_checkpoint(load_path, is_distributed, *rank)
+        super().load_checkpoint(load_path, is_distributed, *rank, progress=progress)
 
     def close(self, wait: bool = True) -> None:
         """Store everything and let go of the folder; twice is fine.
