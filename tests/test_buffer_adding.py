@@ -462,6 +462,18 @@ class TestPending:
             assert max(pending) == limit
             assert len(trajectory_files(tmp_path / "store")) == 30
 
+    def test_without_a_bound_nothing_waits(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(self: Disk, size: int, most: int) -> None:
+            raise AssertionError("it was asked to wait")
+
+        monkeypatch.setattr(Disk, "wait_for_room", refuse)
+        with open_buffer("pt", tmp_path, limits=Limits(max_pending_bytes=None)) as buffer:
+            for k in range(3):
+                buffer.add_trajectories([traj(k)])
+            check_rows(buffer.sample(20))
+
     def test_one_larger_than_the_queue_is_taken_when_the_queue_is_empty(
         self, tmp_path: Path
     ) -> None:

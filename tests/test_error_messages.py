@@ -36,6 +36,7 @@ NO_REMEDY = {
     ("collection.incoming", "the part of group"): "`mismatch` is told what to do by its callers",
     ("collection.incoming", "has a column of no trajectory"): NAMED,
     ("collection.plan", "columns has a name of no trajectory"): NAMED,
+    ("gym.policy", "the policy returned a column of no trajectory"): NAMED,
     ("index_file", f"a numbering is {VALUE}, but has no valid form"): DAMAGED,
     ("index_file", f"a numbering is {VALUE}, but its stride"): DAMAGED,
     ("journal_replay", f"{VALUE} does not fit what was before it"): DAMAGED,

@@ -412,3 +412,31 @@ class TestFewDescriptors:
         self, read_mode: Literal["mmap", "pread"], tmp_path: Path
     ) -> None:
         assert int(run_program(FEW_DESCRIPTORS, tmp_path / "store", read_mode)) <= 50
+
+
+class TestDamagedRecords:
+    """A record says in which frame its image is, and a disk may say anything."""
+
+    @pytest.mark.parametrize("read_mode", ["mmap", "pread"])
+    @pytest.mark.parametrize("position", [10_000, 2**31, 2**32 - 1])
+    def test_a_frame_that_is_not_there_is_told(
+        self, position: int, read_mode: Literal["mmap", "pread"], tmp_path: Path
+    ) -> None:
+        form = MemmapFormat(read_mode=read_mode)
+        with open_memmap(tmp_path / "store", trajectory_format=form) as buffer:
+            buffer.add_trajectories([told(0)])
+            buffer.flush()
+            check_rows(buffer.sample(64))
+            (folder,) = (tmp_path / "store" / "segments").iterdir()
+            layout = json.loads((folder / "segment.json").read_text())["layout"]
+            block = bytearray((folder / "rows.bin").read_bytes())
+            offset = layout["frames"][0]["columns"][0]["offset"]
+            for start in range(0, len(block), layout["stride"]):
+                place = start + offset
+                block[place : place + 4] = position.to_bytes(4, "little")
+            with (folder / "rows.bin").open("r+b") as file:  # in place: the file is mapped
+                file.write(block)
+            with pytest.raises(CorruptFileError, match=r"frame \d+, but its file has \d+"):
+                buffer.sample(64)
+            with pytest.raises(CorruptFileError, match="trajectory 0"):
+                buffer.trajectory(0)

@@ -59,7 +59,7 @@ class Announcer:
         self._turn = 0
 
     def announce(self, starts: NDArray[np.int64], row_bytes: int) -> None:
-        """Announce rows that are about to be copied, all but a few.
+        """Announce rows that are about to be copied, all but the first page of a few.
 
         Args:
             starts: Address of each, `[N]`.
@@ -69,9 +69,12 @@ class Announcer:
             self._turn += 1
             # other places each time, and never all of a small batch
             probes = np.arange(min(_NUM_PROBES, len(starts) // 4)) * (len(starts) // _NUM_PROBES)
-            told = np.delete(starts, (probes + self._turn) % len(starts))
-            announce(told, row_bytes)
-            self.num_announced += len(told)
+            first, ends = starts.copy(), starts + row_bytes
+            probes = (probes + self._turn) % len(starts)
+            first[probes] += PAGE_BYTES - first[probes] % PAGE_BYTES
+            told = first < ends
+            announce(first[told], ends[told])
+            self.num_announced += int(told.sum())
 
     def learn(self, num_faults: int, num_rows: int) -> None:
         """Learn from the faults of a copy whether rows are cold.
@@ -83,15 +86,15 @@ class Announcer:
         self.is_on = num_faults > 0 if self.is_on else num_faults * _COLD_SHARE > num_rows
 
 
-def announce(starts: NDArray[np.int64], row_bytes: int) -> None:
+def announce(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
     """Have the kernel begin to read rows of mapped files; neighbours are read as one.
 
     Args:
-        starts: Address of each, `[N]`, in any order.
-        row_bytes: What is read from there on.
+        starts: Address of the first byte of each, `[N]`, in any order.
+        ends: Address of the byte behind its last, `[N]`.
     """
     # [N] -> [N, 2]: first page, and one past the last
-    pages = np.stack([starts // PAGE_BYTES, -(-(starts + row_bytes) // PAGE_BYTES)], axis=1)
+    pages = np.stack([starts // PAGE_BYTES, -(-ends // PAGE_BYTES)], axis=1)
     pages = pages[np.argsort(pages[:, 0], kind="stable")]
     reach = np.maximum.accumulate(pages[:, 1])
     is_first = np.ones(len(pages), np.bool_)

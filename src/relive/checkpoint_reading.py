@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,7 +39,6 @@ __all__ = ["Checkpoint", "Entry", "read_checkpoint", "rereading"]
 
 _RANK_FOLDER = re.compile(r"rank_(\d+)")
 _RANK_FOLDER_BETWEEN = re.compile(r"\.(rank_\d+)\.(?:new|old)")
-
 
 _MOST_READINGS = 20
 """How often a checkpoint is read that is replaced each time meanwhile."""
@@ -150,13 +150,11 @@ def rereading(path: Path, read: Callable[[], _Read]) -> _Read:
 def _generations(path: Path) -> list[tuple[str, int, int]]:
     """Return what tells the folders at a place, or in it, from those that take their place."""
     found = []
-    for folder in (path, *path.glob("rank_*")):
-        try:
+    with suppress(OSError):  # it may be between two renames; whoever reads says what is wrong
+        for folder in (path, *sorted(path.glob("rank_*"))):
             status = folder.stat()
-        except FileNotFoundError:  # between the two renames of a save, or not there at all
-            continue
-        # The number of a removed folder may be given to a new one, but at another time.
-        found.append((folder.name, status.st_ino, status.st_mtime_ns))
+            # The number of a removed folder may be given to a new one, but at another time.
+            found.append((folder.name, status.st_ino, status.st_mtime_ns))
     return found
 
 

@@ -18,6 +18,7 @@ from relive.disk_errors import naming_disk_errors
 from relive.errors import StorageError, StorageWriteError
 from relive.folder import OpenedFolder, finish_moves, naming_folder, set_aside
 from relive.format_set import FormatSet
+from relive.formats import FileFormat
 from relive.formats.checksum import checksums
 from relive.index import Index, Numbering
 from relive.index_file import METADATA_NAME, IndexContents, write_metadata
@@ -411,7 +412,11 @@ class Disk:
 
     def _export(self, *, is_closing: bool) -> None:
         start = time.monotonic()
-        self._journal.export(lambda: time.sleep(0.0 if is_closing else _YIELD_S))
+        # RLinf's tools and people read what each trajectory has a file for
+        with_index = is_closing or isinstance(self.formats.own, FileFormat)
+        self._journal.export(
+            lambda: time.sleep(0.0 if is_closing else _YIELD_S), with_index=with_index
+        )
         metadata = self._metadata(self._journal.contents)
         write_metadata(self.folder / METADATA_NAME, metadata, sync=is_closing)
         self._is_exported = True

@@ -13,7 +13,7 @@ from relive.row_bins import BinsView
 
 __all__ = ["Located", "Window", "evicted_rows"]
 
-_MANY = 512  # trajectories, from which on a guess beats a search
+_MANY = 512  # trajectories or rows, from which on a guess beats a search
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Window:
         if self.bins is not None:
             return self.bins.search(self.ends, absolute)
         num, base = len(self.ends), self._base
-        if num < _MANY:
+        if num < _MANY and len(absolute) < _MANY:
             return self.ends.searchsorted(absolute, side="right")
         # trajectories are often of one length; then this is right, with three looks and not twenty
         share = num / (int(self.ends[-1]) - base)

@@ -28,7 +28,7 @@ from relive.formats.base import (
     row_source,
 )
 from relive.formats.layouts import layout_of
-from relive.formats.memmap.packing import pack, spec_of, unpack, unpack_side
+from relive.formats.memmap.packing import RecordScratch, pack, spec_of, unpack, unpack_side
 from relive.formats.memmap.segment_files import SIDE_NAME, Ends, link_segment, segment_path
 from relive.formats.memmap.segment_folder import SegmentFolder
 from relive.formats.memmap.segment_rows import ROWS_NAME
@@ -81,6 +81,7 @@ class MemmapFormat(Format):
         self.read_mode: ReadMode = read_mode if sys.platform == "linux" else "pread"
         """How rows are read."""
         self._lock = threading.Lock()
+        self._scratch = RecordScratch()
         self._folders: dict[Path, SegmentFolder] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -129,7 +130,7 @@ class MemmapFormat(Format):
         layout = layout_of(snapshot)
         completed = replace(record, format=self.name, layout=layout)
         spec = spec_of(snapshot)
-        packed = pack(completed, snapshot, spec)
+        packed = pack(completed, snapshot, spec, self._scratch)
         location = self._folder(folder).append(packed, spec, sync=sync)
         return replace(completed, location=location)
 

@@ -8,8 +8,10 @@ and a frame's successor is the next frame.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,8 +28,9 @@ from relive.runs import drop_extra_rows, extra_rows, join_extra_rows
 from relive.snapshot import Column, SideValue, Snapshot
 from relive.texts import TextsOf
 
-__all__ = ["Packed", "pack", "spec_of", "unpack", "unpack_side"]
+__all__ = ["Packed", "RecordScratch", "pack", "spec_of", "unpack", "unpack_side"]
 
+_MOST_SCRATCH_BYTES = 64 << 20
 _HEADER = np.dtype([("side_bytes", "<u4"), ("json_bytes", "<u4"), ("xxh3", "<u8")])
 
 
@@ -47,21 +50,45 @@ class Packed:
 
 def spec_of(snapshot: Snapshot) -> SegmentSpec:
     """Return how segments that hold such trajectories are laid out."""
-    return SegmentSpec.of(
-        {name: (one.dtype, one.values.shape[2:]) for name, one in snapshot.columns.items()}
-    )
+    columns = snapshot.columns.items()
+    return _spec_of(tuple((name, one.dtype, one.values.shape[2:]) for name, one in columns))
 
 
-def pack(record: Record, snapshot: Snapshot, spec: SegmentSpec) -> Packed:
+@lru_cache(maxsize=64)
+def _spec_of(columns: tuple[tuple[str, str, tuple[int, ...]], ...]) -> SegmentSpec:
+    return SegmentSpec.of({name: (dtype, row_shape) for name, dtype, row_shape in columns})
+
+
+class RecordScratch(threading.local):
+    """Memory for the records of one trajectory at a time, each thread's own.
+
+    Fresh memory would cost as much as filling it.
+    """
+
+    def __init__(self) -> None:
+        self._spec: SegmentSpec | None = None
+        self._records: NDArray[np.void] = np.empty(0, "V8")
+
+    def records(self, spec: SegmentSpec, num_rows: int) -> NDArray[np.void]:
+        """Return records whose fields hold anything, and zeros between them, `[num_rows]`."""
+        if num_rows * spec.stride > _MOST_SCRATCH_BYTES:
+            return spec.empty_records(num_rows)
+        if spec != self._spec or len(self._records) < num_rows:
+            self._spec, self._records = spec, spec.empty_records(num_rows)
+        return self._records[:num_rows]
+
+
+def pack(record: Record, snapshot: Snapshot, spec: SegmentSpec, scratch: RecordScratch) -> Packed:
     """Lay a trajectory out.
 
     Args:
         record: What is known of it; goes to the side file, so that a segment explains itself.
         snapshot: Its rows.
         spec: Of the segment; has the snapshot's columns and no others.
+        scratch: Holds the records until this thread packs again.
     """
     num_steps, num_envs = snapshot.num_steps, snapshot.num_envs
-    records = spec.empty_records(snapshot.num_rows)
+    records = scratch.records(spec, snapshot.num_rows)
     by_env = records.reshape(num_envs, num_steps)
     extras: list[tuple[str, NDArray[Any]]] = []
     rows = {}
@@ -145,14 +172,13 @@ def _pack_side(
     for known in ("layout", "location", "num_samples"):
         del entry[known]
     entry |= {
-        "columns": [[c.name, c.dtype, list(c.shape)] for c in record.layout.columns],
         "extra_rows": [name for name, _ in extras],
         "has_gaps": snapshot.gaps is not None,
         "side_values": values,
         "side_bytes": side_bytes,
         "order": list(snapshot.side_values),
     }
-    text = json.dumps(entry).encode("ascii")
+    text = json.dumps(entry, separators=(",", ":")).encode("ascii")
     body = text + b"".join(raw)
     header = np.zeros((), _HEADER)
     header["side_bytes"], header["json_bytes"] = _HEADER.itemsize + len(body), len(text)

@@ -88,6 +88,7 @@ class SegmentRows:
 
         Raises:
             KeyError: A segment is not known; nothing was copied.
+            CorruptFileError: A record names a frame that is not there.
             OSError: A file cannot be read.
         """
         scratch = self._scratch(len(places))
@@ -102,8 +103,9 @@ class SegmentRows:
                 if one.name in items
             }
             if outputs:
-                positions = scratch.positions[group.name] + (segments << PLACE_BITS)
-                table.take(segments, positions, outputs)
+                positions = scratch.positions[group.name].astype(np.int64)
+                table.check(segments, positions + max(outputs))  # they are what a file says
+                table.take(segments, positions + (segments << PLACE_BITS), outputs)
 
     def _scratch(self, num_rows: int) -> _Scratch:
         """Return this thread's scratch for so many rows."""

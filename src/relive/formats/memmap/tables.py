@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 from relive import files
 from relive.address_range import AddressRange
 from relive.announcing import Announcer, num_faults
+from relive.errors import CorruptFileError
 from relive.record import PLACE_BITS
 
 __all__ = ["MappedTable", "ReadTable", "Table"]
 
 _RANGE_BITS = 48  # a row of the ranges is a range's number shifted left, plus a row in it
+_MANY_BYTES = 512 << 10
 _UNKNOWN = -(1 << 62)  # more than any place
 _MOST_OPEN = 16
 
@@ -59,6 +61,27 @@ class Table(ABC):
     @abstractmethod
     def discard(self, segment: int) -> None:
         """Let go of a segment, whose rows nobody takes any more; an unknown one is fine."""
+
+    @abstractmethod
+    def check(self, segments: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+        """Refuse rows that no file has.
+
+        Args:
+            segments: Segment of each, `[N]`.
+            rows: Its number there, `[N]`.
+
+        Raises:
+            CorruptFileError: There is no such row.
+            OSError: A file cannot be looked at.
+        """
+
+    def _refuse_beyond(self, segment: int, rows: NDArray[np.int64], num_rows: int) -> None:
+        last = int(rows.max())
+        if last >= num_rows:
+            raise CorruptFileError(
+                f"a row of segment {segment} says frame {last}, but its file has {num_rows}; "
+                "restore the segment from a copy"
+            )
 
     @abstractmethod
     def take(
@@ -102,6 +125,22 @@ class MappedTable(Table):
         self._rows: list[NDArray[Any]] = []
         # what is added to a place to make it a row of the ranges, by segment
         self._shifts = np.full(16, _UNKNOWN, np.int64)
+        self._num_rows = np.zeros(16, np.int64)  # that each file has at least, by segment
+        self._paths: dict[int, Path] = {}
+
+    def check(self, segments: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+        """Refuse rows that files say and no file has; see `Table.check`."""
+        # "clip" makes the last of segments that are not known, which `take` tells
+        is_beyond = rows >= self._num_rows.take(segments, mode="clip")
+        if not is_beyond.any():
+            return
+        for segment in np.unique(segments[is_beyond]).tolist():
+            if segment in self._paths:  # it may have grown
+                size = files.size_bytes(self._paths[segment])
+                self._num_rows[segment] = size // self.row_bytes
+                self._refuse_beyond(
+                    segment, rows[segments == segment], int(self._num_rows[segment])
+                )
 
     def add(self, segment: int, path: Path, num_rows: int) -> None:
         """Map the file of a segment; see `Table.add`."""
@@ -112,8 +151,13 @@ class MappedTable(Table):
         if segment >= len(shifts) - 1:  # in an array of its own: a thread may be at the old one
             shifts = np.full(2 * segment + 2, _UNKNOWN, np.int64)  # the last stays unknown
             shifts[: len(self._shifts)] = self._shifts
+            lengths = np.zeros(len(shifts), np.int64)
+            lengths[: len(self._num_rows)] = self._num_rows
+            self._num_rows = lengths
         base = (number << _RANGE_BITS) + slot * place.rows_per_slot
         shifts[segment] = base - (segment << PLACE_BITS)
+        self._paths[segment] = path
+        self._num_rows[segment] = 0  # looked at when it is needed
         self._shifts = shifts
 
     def _range_for(self, num_rows: int) -> int:
@@ -130,6 +174,7 @@ class MappedTable(Table):
             base = int(self._shifts[segment]) + (segment << PLACE_BITS)
             number, row = divmod(base, 1 << _RANGE_BITS)
             self._shifts[segment] = _UNKNOWN
+            del self._paths[segment]
             self._ranges[number].unmap(row // self._ranges[number].rows_per_slot)
 
     def take(
@@ -158,10 +203,20 @@ class MappedTable(Table):
     def _take_from(
         self, number: int, rows: NDArray[np.int64], outputs: Mapping[int, NDArray[Any]]
     ) -> None:
-        source = self._rows[number]
+        first = 0
+        if not self.announcer.is_on and len(rows) * self.row_bytes >= _MANY_BYTES:
+            # a sixteenth tells whether the others are cold too, before each of them is waited for
+            first = len(rows) // 16
+            self._copy(number, rows[:first], {n: out[:first] for n, out in outputs.items()})
         if self.announcer.is_on:
-            starts = self._ranges[number].address + (rows + min(outputs)) * self.row_bytes
+            starts = self._ranges[number].address + (rows[first:] + min(outputs)) * self.row_bytes
             self.announcer.announce(starts, len(outputs) * self.row_bytes)
+        self._copy(number, rows[first:], {n: out[first:] for n, out in outputs.items()})
+
+    def _copy(
+        self, number: int, rows: NDArray[np.int64], outputs: Mapping[int, NDArray[Any]]
+    ) -> None:
+        source = self._rows[number]
         before = num_faults()
         for further, out in outputs.items():
             # "clip" skips a buffered copy: these rows are there
@@ -191,6 +246,13 @@ class ReadTable(Table):
         """Remember the file of a segment; see `Table.add`."""
         with self._lock:
             self._paths[segment] = path
+
+    def check(self, segments: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+        """Refuse rows that no file has; see `Table.check`."""
+        for segment in np.unique(segments).tolist():
+            if segment in self._paths:
+                num_rows = files.size_bytes(self._paths[segment]) // self.row_bytes
+                self._refuse_beyond(segment, rows[segments == segment], num_rows)
 
     def discard(self, segment: int) -> None:
         """Forget the file of a segment; see `Table.discard`."""
