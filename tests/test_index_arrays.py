@@ -7,6 +7,7 @@ import json
 import shutil
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -104,6 +105,20 @@ class TestUse:
             is_same = (tmp_path / INDEX_NAME).stat().st_ino == before
             assert is_same == (times == 1)
             journal.close()
+
+    def test_a_trajectory_can_move_after_such_an_opening(self, tmp_path: Path) -> None:
+        model = closed_store(tmp_path)
+        journal, _ = reopen(tmp_path)
+        for k in (0, -1):
+            moved = replace(model.records[k], location={"segment": 4, "row": 7})
+            journal.relocate(moved)
+            model.records[k] = moved
+            assert state_of(journal.contents) == state_of(replay(tmp_path).contents) == model.state
+        journal.export(lambda: None, with_index=False)
+        places = arrays_in(tmp_path).contents.records.column("place").tolist()
+        assert places == [record.place for record in model.records]
+        assert state_of(replay(tmp_path).contents) == model.state
+        journal.close()
 
     def test_what_is_not_synced_is_known(self, tmp_path: Path) -> None:
         journal, model = Journal(tmp_path, None), Model()

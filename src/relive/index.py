@@ -20,7 +20,7 @@ from relive.id_table import IdTable
 from relive.record import Record
 from relive.record_table import RecordTable
 from relive.row_bins import MIN_TRAJECTORIES, BinsView, RowBins
-from relive.window import Window
+from relive.window import RowOrder, Window
 
 __all__ = ["MAX_ROW_ID", "Index", "Numbering"]
 
@@ -131,7 +131,8 @@ class Index:
         self._rows = IdTable(dict.fromkeys(_COLUMNS, "int64"))
         self._size_bytes = 0
         self._is_ordered = True
-        self._by_row: tuple[tuple[int, int], NDArray[np.int64]] | None = None
+        self._by_row: tuple[tuple[int, int], RowOrder] | None = None
+        self._latest: tuple[tuple[int, int], Window] | None = None
         self._bins: RowBins | None = None
         self._binned = (0, 0)  # how often the columns had moved then, and the oldest row
         for record in records:
@@ -289,6 +290,7 @@ class Index:
             self._held.pop(one, None)
         else:
             self._held[one] = record
+        self._latest = None
         # also in the windows taken before: where it lay it lies no longer
         self._rows.change(self._rows.row_of(one), "place", record.place)
 
@@ -315,6 +317,12 @@ class Index:
 
     def window(self, size: int) -> Window:
         """Return the newest trajectories; 0 means all of them."""
+        key = (self.version, size)
+        if self._latest is None or self._latest[0] != key:
+            self._latest = (key, self._take_window(size))
+        return self._latest[1]
+
+    def _take_window(self, size: int) -> Window:
         columns = {name: self._rows.column(name, size) for name in _COLUMNS}
         by_row = None if self._is_ordered else self._sorted_by_row(columns["first_row_id"])
         return Window(
@@ -339,10 +347,10 @@ class Index:
             self._binned = (self._rows.num_moves, self._rows.start)
         return self._bins.view(self._binned[1] - (self._rows.stop - len(ends)))
 
-    def _sorted_by_row(self, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _sorted_by_row(self, firsts: NDArray[np.int64]) -> RowOrder:
         key = (self.version, len(firsts))
         if self._by_row is None or self._by_row[0] != key:
-            self._by_row = (key, np.argsort(firsts, kind="stable"))
+            self._by_row = (key, RowOrder(firsts))
         return self._by_row[1]
 
     def after_fork(self) -> None:

@@ -143,7 +143,8 @@ class StoreReader:
             StorageWriteError: The last load could not move its files into place.
         """
         with self.lock:
-            self._wait_for(lambda: not self._is_replacing, "a load or close() to end")
+            if self._is_replacing:
+                self._wait_for(lambda: not self._is_replacing, "a load or close() to end")
             self._check_open()
             if self.disk is not None:
                 self.disk.check_in_place()

@@ -11,9 +11,25 @@ from numpy.typing import NDArray
 from relive.errors import EvictedError
 from relive.row_bins import BinsView
 
-__all__ = ["Located", "Window", "evicted_rows"]
+__all__ = ["Located", "RowOrder", "Window", "evicted_rows"]
 
 _MANY = 512  # trajectories or rows, from which on a guess beats a search
+
+
+class RowOrder:
+    """The order of trajectories by their first row ids, sorted when it is first asked for."""
+
+    def __init__(self, first_row_ids: NDArray[np.int64]) -> None:
+        """Take the first row ids, `[W]`."""
+        self._first_row_ids = first_row_ids
+        self._positions: NDArray[np.int64] | None = None
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """Positions of the trajectories in that order, `[W]`."""
+        if self._positions is None:
+            self._positions = np.argsort(self._first_row_ids, kind="stable")
+        return self._positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +53,8 @@ class Window:
     """B of each trajectory, `[W]`."""
     places: NDArray[np.int64]
     """`Record.place` of each trajectory, `[W]`."""
-    by_row: NDArray[np.int64] | None = field(default=None, repr=False)
-    """Positions in the order of first row ids, `[W]`; None when they are in order."""
+    by_row: RowOrder | None = field(default=None, repr=False)
+    """The order of first row ids; None when trajectories are in it."""
     bins: BinsView | None = field(default=None, repr=False)
     """Finds the trajectory of a row when there are many."""
 
@@ -92,9 +108,10 @@ class Window:
             return Located(self, row_ids, rows=row_ids)
         if not len(self.ends):
             raise evicted_rows(row_ids)
-        firsts = self.first_row_ids if self.by_row is None else self.first_row_ids[self.by_row]
+        by_row = None if self.by_row is None else self.by_row.positions
+        firsts = self.first_row_ids if by_row is None else self.first_row_ids[by_row]
         order = firsts.searchsorted(row_ids, side="right") - 1
-        position = order if self.by_row is None else self.by_row[order]
+        position = order if by_row is None else by_row[order]
         first = self.first_row_ids[position]
         rows = row_ids - first
         # an id below all wraps to the last position, where it is still below
