@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from buffers import open_buffer, open_store
-from relive import Limits, TrajectoryReplayBuffer, files
+from relive import Limits, TrajectoryReplayBuffer, files, open_files
 from relive.errors import (
     ClosedError,
     CorruptFileError,
@@ -292,18 +292,18 @@ class TestFailingWrites:
         buffer = open_buffer("pt", tmp_path)
         buffer.add_trajectories([traj(0)])
         buffer.flush()
-        append = files.AppendFile.append
+        append = open_files.AppendFile.append
 
-        def fail(file: files.AppendFile, block: bytes) -> None:
+        def fail(file: open_files.AppendFile, block: bytes) -> None:
             raise OSError(errno.ENOSPC, "no room", "the journal")
 
-        monkeypatch.setattr(files.AppendFile, "append", fail)
+        monkeypatch.setattr(open_files.AppendFile, "append", fail)
         buffer.add_trajectories([traj(1)])
         with pytest.raises(StorageWriteError, match="trajectory 1") as raised:
             buffer.flush()
         assert raised.value.trajectory_id == 1
         assert buffer.get_stats()["pending_trajectories"] == 1
-        monkeypatch.setattr(files.AppendFile, "append", append)
+        monkeypatch.setattr(open_files.AppendFile, "append", append)
         buffer.flush()
         buffer.close()
         with open_buffer("pt", tmp_path, if_exists="resume") as again:

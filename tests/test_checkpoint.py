@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from buffers import contents_of, ks_of, open_at, stats_of
-from relive import Columns, Trajectory, TrajectoryReplayBuffer, files
+from relive import Columns, Trajectory, TrajectoryReplayBuffer, files, open_files
 from relive.checkpoint_reading import read_checkpoint
 from relive.errors import (
     ColumnMismatchError,
@@ -687,7 +687,7 @@ class TestFailingLoads:
                 if when == "copying":
                     patch.setattr(files, "copy", fail)
                 else:
-                    patch.setattr(files.AppendFile, "append", fail)
+                    patch.setattr(open_files.AppendFile, "append", fail)
                 with pytest.raises(StorageError, match="as it was") as raised:
                     buffer.load_checkpoint(tmp_path / "checkpoint")
                 assert raised.value.errno == errno.ENOSPC

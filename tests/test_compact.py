@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from buffers import ks_of, open_store
-from relive import Limits, TrajectoryReplayBuffer, files
+from relive import Limits, TrajectoryReplayBuffer, open_files
 from relive.errors import CorruptFileError, StorageWriteError
 from relive.formats import MemmapFormat
 from trajectories import address_of, same_trajectory, traj
@@ -166,16 +166,16 @@ class TestFailures:
         with fill(tmp_path / "store") as buffer:
             buffer.delete(range(0, NUM, 2))
             left = list(range(1, NUM, 2))
-            write_at, calls = files.GrowingFile.write_at, [0]
+            write_at, calls = open_files.GrowingFile.write_at, [0]
 
-            def refuse(self: files.GrowingFile, start: int, block: memoryview | bytes) -> None:
+            def refuse(self: open_files.GrowingFile, start: int, block: memoryview | bytes) -> None:
                 calls[0] += 1
                 if calls[0] > 7:
                     raise OSError(errno.ENOSPC, "No space left on device")
                 write_at(self, start, block)
 
             with monkeypatch.context() as patch:
-                patch.setattr(files.GrowingFile, "write_at", refuse)
+                patch.setattr(open_files.GrowingFile, "write_at", refuse)
                 with pytest.raises(StorageWriteError, match="No space left"):
                     buffer.compact()
                 check(buffer, left)

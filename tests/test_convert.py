@@ -161,7 +161,7 @@ class TestRefusals:
         def refuse(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(relive.files.GrowingFile, "write_at", refuse)
+        monkeypatch.setattr(relive.open_files.GrowingFile, "write_at", refuse)
         with pytest.raises(StorageWriteError, match="No space left"):
             relive.convert(store, tmp_path / "target", "memmap")
         assert sorted(p.name for p in tmp_path.iterdir()) == ["saved", "store"]

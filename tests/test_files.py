@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import pytest
 
-from relive import files
+from relive import files, open_files
 
 
 def refuse(*_: Any, **__: Any) -> NoReturn:
@@ -173,13 +173,13 @@ class TestExchange:
 
 class TestAppendFile:
     @pytest.fixture
-    def file(self, tmp_path: Path) -> Iterator[files.AppendFile]:
+    def file(self, tmp_path: Path) -> Iterator[open_files.AppendFile]:
         (tmp_path / "a").write_bytes(b"old\n")
-        file = files.AppendFile(tmp_path / "a")
+        file = open_files.AppendFile(tmp_path / "a")
         yield file
         file.close()
 
-    def test_blocks_follow_each_other(self, tmp_path: Path, file: files.AppendFile) -> None:
+    def test_blocks_follow_each_other(self, tmp_path: Path, file: open_files.AppendFile) -> None:
         file.append(b"one\n")
         file.append(b"two\n")
         file.sync()
@@ -187,7 +187,7 @@ class TestAppendFile:
         assert file.size_bytes == 12
 
     def test_a_block_that_is_refused_half_way_is_undone(
-        self, tmp_path: Path, file: files.AppendFile, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, file: open_files.AppendFile, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         write = os.write
         calls = iter([True, False])
@@ -205,7 +205,7 @@ class TestAppendFile:
         assert (tmp_path / "a").read_bytes() == b"old\ntwo\n"
 
     def test_what_could_not_be_undone_is_undone_later(
-        self, tmp_path: Path, file: files.AppendFile, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, file: open_files.AppendFile, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         write = os.write
         calls = iter([True, False])
@@ -226,7 +226,9 @@ class TestAppendFile:
         file.append(b"three\n")
         assert (tmp_path / "a").read_bytes() == b"old\nthree\n"
 
-    def test_it_can_be_cut_and_closed_twice(self, tmp_path: Path, file: files.AppendFile) -> None:
+    def test_it_can_be_cut_and_closed_twice(
+        self, tmp_path: Path, file: open_files.AppendFile
+    ) -> None:
         file.append(b"one\n")
         file.truncate(4)
         file.append(b"two\n")
@@ -237,7 +239,7 @@ class TestAppendFile:
 
     def test_it_makes_no_file(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError):
-            files.AppendFile(tmp_path / "b")
+            open_files.AppendFile(tmp_path / "b")
 
 
 class TestFolders:

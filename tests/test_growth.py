@@ -16,10 +16,10 @@ from typing import Any, BinaryIO
 
 import pytest
 
+import relive
 from buffers import open_store
 from programs import run_program
-import relive
-from relive import Limits, TrajectoryReplayBuffer, disk, files, journal, record_table
+from relive import Limits, TrajectoryReplayBuffer, disk, files, journal, open_files, record_table
 from relive.index_file import INDEX_NAME, METADATA_NAME
 from relive.journal_lines import JOURNAL_NAME
 from relive.record_table import RecordTable
@@ -68,19 +68,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     """Sizes of all that is written from now on, by the name of the file."""
     sizes: dict[str, list[int]] = defaultdict(list)
-    write_atomic, append = files.write_atomic, files.AppendFile.append
+    write_atomic, append = files.write_atomic, open_files.AppendFile.append
 
     def write(path: Path, fill: Callable[[BinaryIO], None], *, sync: bool) -> int:
         size = write_atomic(path, fill, sync=sync)
         sizes[path.name].append(size)
         return size
 
-    def append_block(self: files.AppendFile, block: bytes) -> None:
+    def append_block(self: open_files.AppendFile, block: bytes) -> None:
         sizes[JOURNAL_NAME].append(len(block))
         append(self, block)
 
     monkeypatch.setattr(files, "write_atomic", write)
-    monkeypatch.setattr(files.AppendFile, "append", append_block)
+    monkeypatch.setattr(open_files.AppendFile, "append", append_block)
     return sizes
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from buffers import open_store
 from programs import run_program
-from relive import Columns, Limits, Trajectory, TrajectoryReplayBuffer, files
+from relive import Columns, Limits, Trajectory, TrajectoryReplayBuffer, files, open_files
 from relive.errors import (
     ColumnMismatchError,
     InvalidArgumentError,
@@ -95,15 +95,15 @@ class TestFailedSync:
     ) -> None:
         options = {"trajectory_format": trajectory_format, "durability": "power"}
         buffer = open_whole(tmp_path / "store", **options)
-        sync, failures = files.AppendFile.sync, [True]
+        sync, failures = open_files.AppendFile.sync, [True]
 
-        def refuse_once(self: files.AppendFile) -> None:
+        def refuse_once(self: open_files.AppendFile) -> None:
             if failures:
                 failures.pop()
                 raise OSError(errno.EIO, "disk is ill")
             sync(self)
 
-        monkeypatch.setattr(files.AppendFile, "sync", refuse_once)
+        monkeypatch.setattr(open_files.AppendFile, "sync", refuse_once)
         written = []
         write_atomic = files.write_atomic
 

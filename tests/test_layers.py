@@ -27,6 +27,7 @@ LAYERS = (
         "locks",
         "mapped_files",
         "memory",
+        "open_files",
         "warning",
     ),
     (
@@ -65,7 +66,7 @@ FACADE_USERS = ("cli", "compat", "demo", "testing")
 THREAD_OWNERS = ("demo", "testing", "writer")
 """Only these start threads."""
 
-DISK_OWNERS = ("cli", "demo", "files", "locks", "mapped_files", "testing")
+DISK_OWNERS = ("cli", "demo", "files", "locks", "mapped_files", "open_files", "testing")
 """Only these open, write, rename or remove by themselves; all others go through `files`.
 
 `locks` opens the lock file, whose descriptor is the lock.

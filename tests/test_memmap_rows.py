@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from buffers import open_store
-from relive import Columns, Trajectory, TrajectoryReplayBuffer, files
+from relive import Columns, Trajectory, TrajectoryReplayBuffer, open_files
 from relive.columns import flatten
 from relive.errors import MissingFileError, StorageWriteError
 from relive.formats import MemmapFormat
@@ -333,14 +333,14 @@ class FullDisk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._is_full = True
-        write_at = files.GrowingFile.write_at
+        write_at = open_files.GrowingFile.write_at
 
-        def refuse(file: files.GrowingFile, start: int, block: memoryview | bytes) -> None:
+        def refuse(file: open_files.GrowingFile, start: int, block: memoryview | bytes) -> None:
             if self._is_full:
                 raise OSError(28, "no room")
             write_at(file, start, block)
 
-        monkeypatch.setattr(files.GrowingFile, "write_at", refuse)
+        monkeypatch.setattr(open_files.GrowingFile, "write_at", refuse)
 
     def make_room(self, buffer: TrajectoryReplayBuffer) -> None:
         """Store what waits."""

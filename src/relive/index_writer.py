@@ -75,7 +75,11 @@ class IndexWriter:
             OSError: The disk refused; the old file is as it was, or with `sync` the new file is
                 there but its name may not survive a power loss.
         """
-        files.write_atomic(path, self._fill, sync=sync)
+        try:
+            files.write_atomic(path, self._fill, sync=sync)
+        finally:
+            if self.file is not None:
+                self.file.path = path
 
     def rebase(self) -> None:
         """Let all records of the contents be looked up in the file just written."""

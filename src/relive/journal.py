@@ -19,7 +19,7 @@ from typing import Any
 
 import xxhash
 
-from relive import files
+from relive import files, open_files
 from relive.errors import ClosedError
 from relive.index import Numbering
 from relive.index_arrays import ARRAYS_NAME, Covered, IndexArrays, write_arrays
@@ -58,7 +58,7 @@ class Journal:
         """
         self._folder = folder
         self._state = found or Replay(IndexContents())
-        self._file: files.AppendFile | None = None  # None until the generation has a journal
+        self._file: open_files.AppendFile | None = None  # None until the generation has a journal
         self._must_renew = False
         self._is_closed = False
         self._arrays_due_at = _LONG_TAIL_BYTES
@@ -78,7 +78,7 @@ class Journal:
         elif found is not None and found.valid_bytes:
             assert found.file is not None, "else it has no valid byte"
             self._digest = found.file.digest(found.valid_bytes)
-            self._file = files.AppendFile(self._folder / JOURNAL_NAME)
+            self._file = open_files.AppendFile(self._folder / JOURNAL_NAME)
             if self._file.size_bytes > found.valid_bytes:
                 self._file.truncate(found.valid_bytes)
         changes: list[dict[str, Any]] = [{"op": "open", "process": os.getpid()}]
@@ -91,7 +91,7 @@ class Journal:
         """What the files say now. Only the writer's thread may look at it."""
         return self._state.contents
 
-    def _begin(self) -> files.AppendFile:
+    def _begin(self) -> open_files.AppendFile:
         """Replace the journal by an empty one of the index's generation."""
         contents = self.contents
         first = {
@@ -104,7 +104,7 @@ class Journal:
         path = self._folder / JOURNAL_NAME
         files.write_atomic(path, lambda file: file.write(block), sync=True)
         contents.records.read_journal_from(ReadFile(path))
-        self._file = files.AppendFile(path)
+        self._file = open_files.AppendFile(path)
         self._digest = xxhash.xxh3_64(block)
         self._must_renew = False
         self._arrays_due_at = _LONG_TAIL_BYTES
@@ -116,7 +116,7 @@ class Journal:
         generation = self.contents.generation
         return b"".join(encode_line({**change, "generation": generation}) for change in changes)
 
-    def _ready_file(self) -> files.AppendFile:
+    def _ready_file(self) -> open_files.AppendFile:
         """Return the journal file when lines may follow what is in it."""
         if self._is_closed:
             raise ClosedError("the index is closed, but a change came; open the store again")
@@ -130,7 +130,7 @@ class Journal:
         for change in changes:
             self._state.apply(change)
 
-    def _write(self, file: files.AppendFile, block: bytes) -> int:
+    def _write(self, file: open_files.AppendFile, block: bytes) -> int:
         """Append lines; return the byte where they begin."""
         start = file.size_bytes
         file.append(block)

@@ -26,7 +26,7 @@ class ReadFile:
             OSError: It is not there, or cannot be read.
         """
         self.path = path
-        """The name that it had when it was opened."""
+        """Its name, for messages."""
         self._descriptor = files.open_to_read(path)
         self._closing = weakref.finalize(self, files.close, self._descriptor)
         self._closing.atexit = False

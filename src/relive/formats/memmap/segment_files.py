@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from relive import files
+from relive import files, open_files
 from relive.errors import CorruptFileError, MissingFileError, StorageError
 from relive.formats.memmap.packing import Packed
 from relive.formats.memmap.segment_rows import ROWS_NAME
@@ -193,11 +193,11 @@ class SegmentWriter:
         """How far it is in use."""
         self.num_trajectories = 0
         """Appended since it was opened."""
-        self._files: dict[str, files.GrowingFile] = {}
+        self._files: dict[str, open_files.GrowingFile] = {}
         self._texts: TextWriter | None = None
         with ExitStack() as opened:
             for name in self.ends.size_bytes(head.spec):
-                self._files[name] = files.GrowingFile(path / name, is_new=ends is None)
+                self._files[name] = open_files.GrowingFile(path / name, is_new=ends is None)
                 opened.callback(self._files[name].close)
             if head.spec.text_names:
                 self._texts = TextWriter(path, is_new=ends is None)

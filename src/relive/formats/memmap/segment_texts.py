@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from relive import files
+from relive import files, open_files
 from relive.errors import CorruptFileError
 
 __all__ = ["ENDS_NAME", "TEXTS_NAME", "TextWriter", "check_texts", "read_texts"]
@@ -46,9 +46,9 @@ class TextWriter:
         """How many texts there are."""
         self._end = 0 if is_new else files.size_bytes(path / TEXTS_NAME)
         self._codes: dict[str, int] = {}  # of those used last; others get another code
-        self._texts = files.GrowingFile(path / TEXTS_NAME, is_new=is_new)
+        self._texts = open_files.GrowingFile(path / TEXTS_NAME, is_new=is_new)
         try:
-            self._ends = files.GrowingFile(path / ENDS_NAME, is_new=is_new)
+            self._ends = open_files.GrowingFile(path / ENDS_NAME, is_new=is_new)
         except BaseException:  # Ctrl+C among others: no descriptor stays open
             self._texts.close()
             raise
