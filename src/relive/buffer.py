@@ -406,7 +406,7 @@ class TrajectoryReplayBuffer(BufferReader):
                 path,
                 contents,
                 lambda folder: write_trajectories(
-                    self._store, view.window, folder, self._formats, progress or no_progress
+                    self._store, view, contents, folder, self._formats, progress or no_progress
                 ),
                 lambda whole: self._metadata_of(whole, "checkpoint", state),
             )

@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from relive import files
 from relive.disk_errors import naming_disk_errors
 from relive.errors import (
@@ -33,10 +35,11 @@ from relive.index_file import (
     write_metadata,
 )
 from relive.index_writer import IndexWriter
-from relive.record import Record
+from relive.record import PLACE_BITS, Record
+from relive.record_table import RecordTable
 from relive.store import Store
+from relive.store_reader import View
 from relive.warning import warn
-from relive.window import Window
 
 __all__ = ["check_apart", "metadata_of", "save_checkpoint", "settle", "write_trajectories"]
 
@@ -73,9 +76,9 @@ def save_checkpoint(
 
     Args:
         path: Where it is to be.
-        contents: Index without records.
-        write_files: Writes all trajectories into a folder, fsynced, and gives their records as
-            it goes.
+        contents: The index, with records or without.
+        write_files: Writes all trajectories into a folder, fsynced, and gives the records that
+            `contents` lacks as it goes.
         metadata: Gives `metadata.json` for the completed index.
 
     Raises:
@@ -108,46 +111,79 @@ def save_checkpoint(
 
 def write_trajectories(
     store: Store,
-    window: Window,
+    view: View,
+    contents: IndexContents,
     folder: Path,
     formats: FormatSet,
     progress: Progress = no_progress,
-) -> Iterator[Record]:
+) -> Iterable[Record]:
     """Write trajectories of a settled view into another folder, fsynced.
 
     Args:
         store: Has them.
-        window: Which.
+        view: Says which.
+        contents: Has their records when they are on disk; then it has those of the copies.
         folder: Where to.
         formats: Those of the store; its own is used for what no file has.
         progress: Called with the number of bytes copied since it was called last.
 
-    Yields:
-        Their records, oldest first.
+    Returns:
+        The records that `contents` lacks, oldest first, each once its trajectory is written.
 
     Raises:
         MissingFileError: A file of the store is not there.
         CorruptFileError: A file of the store is cut.
         OSError: The disk refused.
     """
-    copiers: dict[str, Copier] = {}
+    if store.disk is None:
+        return _write_from_memory(store, view, folder, formats)
+    _copy_files(store.disk.folder, contents.records, folder, formats, progress)
+    return ()
+
+
+def _write_from_memory(
+    store: Store, view: View, folder: Path, formats: FormatSet
+) -> Iterator[Record]:
     try:
-        for trajectory_id in window.trajectory_ids.tolist():
+        for trajectory_id in view.window.trajectory_ids.tolist():
             record, resident = store.find(trajectory_id)
-            if resident is not None:
-                summed = replace(record, checksums=checksums(resident.snapshot, record.layout))
-                record = formats.own.write(folder, summed, resident.snapshot, sync=True)
-            else:
-                assert store.disk is not None, "without a disk every trajectory is in memory"
-                if record.format not in copiers:
-                    form = formats.of(record)
-                    copiers[record.format] = form.copier(
-                        store.disk.folder, folder, sync=True, progress=progress
-                    )
-                record = copiers[record.format](record)
-            yield record
+            assert resident is not None, "without a disk every trajectory is in memory"
+            summed = replace(record, checksums=checksums(resident.snapshot, record.layout))
+            yield formats.own.write(folder, summed, resident.snapshot, sync=True)
     finally:
         formats.release(folder)  # whose files are never written to again
+
+
+def _copy_files(
+    source: Path, records: RecordTable, folder: Path, formats: FormatSet, progress: Progress
+) -> None:
+    """Copy what holds trajectories, each file or segment once, and let records say where it is."""
+    copiers: dict[str, Copier] = {}
+    try:
+        for trajectory_id in _one_of_each_file(records):
+            record = records[trajectory_id]
+            if record.format not in copiers:
+                form = formats.of(record)
+                copiers[record.format] = form.copier(source, folder, sync=True, progress=progress)
+            copied = copiers[record.format](record)
+            if copied != record:
+                records.relocate(copied)
+    finally:
+        formats.release(folder)  # whose files are never written to again
+
+
+def _one_of_each_file(records: RecordTable) -> list[int]:
+    """Return the ids of all trajectories that have a file, and of the last one in each segment.
+
+    A segment is copied whole, so that of a million trajectories not each must be looked at; it
+    reaches to the end of all when it does to that of the last.
+    """
+    places = records.column("place")
+    order = np.argsort(places, kind="stable")
+    segments = places[order] >> PLACE_BITS
+    is_last = np.append(segments[1:] != segments[:-1], True)[: len(order)]
+    chosen = order[is_last | (segments < 0)]
+    return [int(one) for one in records.column("trajectory_id")[chosen]]
 
 
 def _check_place(path: Path) -> None:

@@ -99,6 +99,23 @@ class IdTable:
                 return max(-1, int(order[place]) - self._start)
         return -1
 
+    def rows_of(self, trajectory_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the rows of ids, counted from the oldest.
+
+        Raises:
+            KeyError: One is not there.
+        """
+        ids = self._ids[self._start : self._stop]
+        if self._rises_from <= self._start:
+            rows = np.searchsorted(ids, trajectory_ids).astype(np.int64)
+            rows[rows == len(ids)] = 0
+        else:
+            rows = np.array([self.row_of(one) for one in trajectory_ids.tolist()], np.int64)
+        is_there = ids[rows] == trajectory_ids if len(ids) else np.zeros(len(rows), np.bool_)
+        if not is_there.all():
+            raise KeyError(int(trajectory_ids[~is_there][0]))
+        return rows
+
     def _head_order(self) -> NDArray[np.int64]:
         """Return the rows before those that rise, by their ids."""
         ids, stop = self._ids, self._rises_from

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import xxhash
@@ -17,7 +19,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 class ReadFile:
-    """A file open for reading; closed at the latest when nobody has it. One thread at a time."""
+    """A file open for reading; closed at the latest when nobody has it. Any thread may read."""
 
     def __init__(self, path: Path) -> None:
         """Open a file.
@@ -28,6 +30,10 @@ class ReadFile:
         self.path = path
         """Its name, for messages."""
         self._descriptor = files.open_to_read(path)
+        # where a read moves the file's one position, one thread reads at a time
+        self._turn: AbstractContextManager[object] = (
+            nullcontext() if hasattr(os, "preadv") else threading.Lock()
+        )
         self._closing = weakref.finalize(self, files.close, self._descriptor)
         self._closing.atexit = False
 
@@ -44,7 +50,8 @@ class ReadFile:
             EOFError: The file is shorter.
         """
         block = bytearray(size)
-        files.read_at(self._descriptor, start, memoryview(block))
+        with self._turn:
+            files.read_at(self._descriptor, start, memoryview(block))
         return block
 
     def read_from(self, start: int) -> bytearray:
@@ -80,6 +87,7 @@ class ReadFile:
         state, block = xxhash.xxh3_64(), memoryview(bytearray(min(stop, _BLOCK_BYTES)))
         for start in range(0, stop, _BLOCK_BYTES):
             part = block[: min(_BLOCK_BYTES, stop - start)]
-            files.read_at(self._descriptor, start, part)
+            with self._turn:
+                files.read_at(self._descriptor, start, part)
             state.update(part)
         return state

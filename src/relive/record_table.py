@@ -321,6 +321,28 @@ class RecordTable(MutableMapping[int, Record]):
         table._held = held | brought
         return table
 
+    def selection(self, trajectory_ids: NDArray[np.int64]) -> RecordTable:
+        """Return another table of some of the records; neither knows of the other.
+
+        Args:
+            trajectory_ids: Which, in the order in which they stand there, `[N]`.
+
+        Raises:
+            KeyError: One is not there.
+        """
+        with self._lock:
+            rows = self._rows.rows_of(trajectory_ids)
+            columns = self._rows.take(rows)
+            held = dict(self._held)
+            index, journal = self._texts.index, self._texts.journal
+            layouts = self.layouts.layouts
+        table = LayoutTable()
+        for number in np.unique(columns["layout"]).tolist():
+            table.put(number, layouts[number])
+        selected = RecordTable.of(columns, table, index=index, journal=journal)
+        selected._held = {one: record for one, record in held.items() if one in selected}
+        return selected
+
     def rebase(self, index: ReadFile, starts: NDArray[np.int64], sizes: NDArray[np.uint32]) -> None:
         """Let all texts be those of another index file.
 

@@ -251,7 +251,9 @@ class Store(StoreReader):
 
     @contextmanager
     def settled_view(self, size: int) -> Iterator[tuple[View, IndexContents]]:
-        """Yield a view whose trajectories are all stored, and the index but for its records.
+        """Yield a view whose trajectories are all stored, and the index of just these.
+
+        A store without a disk has no records for it.
 
         Raises:
             StorageWriteError: Something could not be stored.
@@ -262,6 +264,9 @@ class Store(StoreReader):
                     self.disk.flush(None)
                 view = held.enter_context(self.view(size))
                 contents = IndexContents(numbering=self.index.numbering, schema=view.schema)
+                if self.disk is not None:
+                    ids = view.window.trajectory_ids
+                    contents.records = self.disk.contents.records.selection(ids)
             yield view, contents
 
     def _tell_listeners(self) -> None:

@@ -230,7 +230,7 @@ class MemmapFormat(Format):
                 link_segment(
                     self.path(source, record),
                     path,
-                    is_growing=_must_be_copied(known, segment),
+                    is_growing=known.settle(segment, _SMALL_SEGMENT_BYTES),
                     sync=sync,
                     progress=progress,
                 )
@@ -319,15 +319,3 @@ def _read(path: Path, start: int, size: int) -> NDArray[np.uint8]:
         return np.frombuffer(files.read_part(path, start, size), np.uint8)
     except EOFError as error:
         raise CorruptFileError(f"{path.name} is cut: {error}") from error
-
-
-def _must_be_copied(known: SegmentFolder, segment: int) -> bool:
-    """Tell whether a segment still grows; one that is large already does no more after this."""
-    writer = known.writer_of(segment)
-    if writer is None:
-        return False
-    sizes = writer.ends.size_bytes(writer.head.spec)
-    if sum(sizes.values()) > _SMALL_SEGMENT_BYTES:
-        known.seal(segment)
-        return False
-    return True

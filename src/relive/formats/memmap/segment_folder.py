@@ -19,12 +19,12 @@ from relive.formats.memmap.segment_files import (
     SEGMENTS_NAME,
     Ends,
     SegmentHead,
-    SegmentWriter,
     segment_path,
 )
 from relive.formats.memmap.segment_rows import MakeTable, SegmentRows
 from relive.formats.memmap.segment_spec import SegmentSpec
 from relive.formats.memmap.segment_texts import TEXTS_NAME, check_texts
+from relive.formats.memmap.segment_writers import SegmentWriters
 from relive.formats.memmap.tables import ReadTable
 from relive.gather import Lacking
 from relive.limits import Limits
@@ -33,10 +33,6 @@ from relive.record import PLACE_BITS, Record
 from relive.warning import warn
 
 __all__ = ["SegmentFolder"]
-
-_MOST_WRITERS = 64  # so many layouts in turn do not make more segments than one would
-_MOST_OPEN = 2
-_LIMIT_SHARE = 16  # a segment holds at most this part of what the limits let stay
 
 
 class SegmentFolder:
@@ -56,15 +52,12 @@ class SegmentFolder:
         self.folder = folder
         """The folder."""
         self._make_table = make_table
-        self._segment_bytes = segment_bytes
-        self.limits = Limits()
-        """How much the store will hold."""
+        self._writers = SegmentWriters(folder, segment_bytes, self.new_number)
         self._lock = threading.RLock()
         self._layouts: list[SegmentRows] = []
         self._by_spec: dict[SegmentSpec, int] = {}
         self._layout_of = np.full(16, -1, np.int64)  # by segment
         self._heads: dict[int, SegmentHead] = {}
-        self._writers: dict[SegmentSpec, SegmentWriter] = {}  # that used last at the end
         self._num_live: dict[int, int] = {}
         self._sizes: dict[int, int] = {}  # bytes of those that were looked at
         self.next_number = 0
@@ -73,6 +66,15 @@ class SegmentFolder:
         """Where the segments will be moved, whose numbers they get; None when they stay."""
 
     # -------------------------------------------------------------- getting to know
+
+    @property
+    def limits(self) -> Limits:
+        """How much the store will hold."""
+        return self._writers.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._writers.limits = limits
 
     def take_up(self, num_live: Mapping[int, int], last: Iterable[Record]) -> None:
         """Get to know what a store holds.
@@ -99,22 +101,8 @@ class SegmentFolder:
                     with naming(path / TEXTS_NAME):
                         may_go_on = check_texts(path)
                 if may_go_on:
-                    with naming(path):
-                        self._go_on_with(segment)
-
-    def _go_on_with(self, segment: int) -> None:
-        """Append to a segment that was begun before, if it is the newest of its layout."""
-        with self._lock:
-            head, path = self.head(segment), segment_path(self.folder, segment)
-            if head.spec in self._writers or len(self._writers) >= _MOST_WRITERS:
-                return
-            # behind all that is there: another process may be reading what this one deleted
-            ends = Ends.of_files(path, head.spec)
-            is_ours_alone = all(files.has_one_name(path / name) for name in head.names())
-            if is_ours_alone and ends.rows < head.num_rows:
-                writer = SegmentWriter(path, segment, head, ends)
-                writer.close()  # until there is something to append
-                self._writers[head.spec] = writer
+                    with naming(path), self._lock:
+                        self._writers.go_on_with(segment, self.head(segment))
 
     def check_whole(self, record: Record) -> None:
         """Refuse a segment that does not reach to the end of a trajectory.
@@ -236,44 +224,10 @@ class SegmentFolder:
             OSError: The disk refused; what was there is as it was.
         """
         with self._lock:
-            writer = self._writers.get(spec)
-            if writer is not None and not self._may_take(writer, packed):
-                self.seal(writer.number)
-                writer = None
-            if writer is None:
-                writer = self._create(spec, len(packed.records), sync=sync)
-            self._writers[spec] = self._writers.pop(spec)
-            for resting in list(self._writers.values())[:-_MOST_OPEN]:
-                resting.close()
-            location = writer.append(packed)
-            if sync:
-                writer.sync()
-            self._num_live[writer.number] = self._num_live.get(writer.number, 0) + 1
+            location = self._writers.append(packed, spec, sync=sync)
+            segment = location["segment"]
+            self._num_live[segment] = self._num_live.get(segment, 0) + 1
             return location
-
-    def _may_take(self, writer: SegmentWriter, packed: Packed) -> bool:
-        most = self.limits.max_trajectories
-        is_full = most is not None and writer.num_trajectories >= max(1, most // _LIMIT_SHARE)
-        return writer.has_room(packed) and not is_full
-
-    def _create(self, spec: SegmentSpec, least_rows: int, *, sync: bool) -> SegmentWriter:
-        while len(self._writers) >= _MOST_WRITERS:
-            self.seal(next(iter(self._writers.values())).number)
-        num_rows = max(least_rows, self._rows_per_segment(spec))
-        number = self.new_number()
-        writer = SegmentWriter.create(self.folder, number, spec, num_rows, sync=sync)
-        self._heads[number] = writer.head
-        self._writers[spec] = writer
-        return writer
-
-    def _rows_per_segment(self, spec: SegmentSpec) -> int:
-        size = self._segment_bytes
-        if self.limits.max_bytes is not None:
-            size = min(size, self.limits.max_bytes // _LIMIT_SHARE)
-        num_rows = size // (spec.stride + sum(group.frame_bytes for group in spec.groups))
-        if self.limits.max_samples is not None:
-            num_rows = min(num_rows, self.limits.max_samples // _LIMIT_SHARE)
-        return max(1, num_rows)
 
     def new_number(self) -> int:
         """Return a number that no segment of the folder has or will get."""
@@ -283,18 +237,27 @@ class SegmentFolder:
             self.next_number += 1
             return self.next_number - 1
 
-    def writer_of(self, segment: int) -> SegmentWriter | None:
-        """Return who still writes to a segment."""
-        with self._lock:  # an addition moves writers about
-            return next((one for one in self._writers.values() if one.number == segment), None)
-
     def seal(self, segment: int) -> None:
         """Write to a segment no more; it never changes from now on."""
         with self._lock:
-            for spec, writer in list(self._writers.items()):
-                if writer.number == segment:
-                    writer.close()
-                    del self._writers[spec]
+            self._writers.seal(segment)
+            self._sizes.pop(segment, None)
+
+    def settle(self, segment: int, small_bytes: int) -> bool:
+        """Tell whether a segment still grows; one that is no longer small does no more after this.
+
+        Args:
+            segment: Its number.
+            small_bytes: Up to which size it may go on.
+        """
+        with self._lock:
+            writer = self._writers.of(segment)
+            if writer is None:
+                return False
+            if sum(writer.ends.size_bytes(writer.head.spec).values()) <= small_bytes:
+                return True
+            self.seal(segment)
+            return False
 
     def sync(self, segments: Iterable[int]) -> None:
         """Make segments survive a power loss, but for the name of their parent.
@@ -357,9 +320,7 @@ class SegmentFolder:
     def close(self) -> None:
         """Let go of everything; twice is fine."""
         with self._lock:
-            for writer in self._writers.values():
-                writer.close()
-            self._writers.clear()
+            self._writers.close()
             for layout in self._layouts:
                 layout.close()
             self._layout_of = np.full(16, -1, np.int64)
@@ -376,7 +337,7 @@ class SegmentFolder:
         with self._lock:
             segments = list(self._num_live)
             for segment in segments:
-                if segment not in self._sizes or self.writer_of(segment) is not None:
+                if segment not in self._sizes or self._writers.of(segment) is not None:
                     path = segment_path(self.folder, segment)
                     self._sizes[segment] = 0
                     with suppress(FileNotFoundError):  # whoever reads or writes it is told
