@@ -43,9 +43,9 @@ def add_alike(
 def _worked_out_once() -> Iterator[None]:
     kept: list[packing.Packed] = []
 
-    def pack_once(record: Any, snapshot: Any, spec: Any, scratch: Any) -> packing.Packed:
+    def pack_once(record: Any, snapshot: Any, spec: Any, records: Any) -> packing.Packed:
         if not kept:
-            kept.append(packing.pack(record, snapshot, spec, scratch))
+            kept.append(packing.pack(record, snapshot, spec, records.copy()))
         return replace(kept[0], side=packing._pack_side(record, snapshot, ()))
 
     with ExitStack() as stack:

@@ -20,13 +20,14 @@ from hypothesis import strategies as st
 
 from journals import Model, add_next, fold, reopen, state_of
 from records import make_layout, make_record
-from relive import journal_replay
+from relive import TrajectoryReplayBuffer, checkpoint_reading, journal_replay
 from relive.index_arrays import ARRAYS_NAME, read_arrays
 from relive.index_file import INDEX_NAME
 from relive.journal import Journal
 from relive.journal_lines import JOURNAL_NAME
 from relive.journal_replay import replay
 from relive.record_table import RECORD_COLUMNS
+from trajectories import check_rows, make_checkpoint, traj
 
 HEAD_BYTES = 56
 
@@ -268,6 +269,35 @@ class TestDamage:
         records = replay(tmp_path).contents.records
         with pytest.raises(ValueError, match=r"the index entry of trajectory 0 is .* restore it"):
             records[0]
+
+
+class TestCheckpoints:
+    def test_one_is_read_by_them_if_they_fit_and_else_without(self, tmp_path: Path) -> None:
+        saved = tmp_path / "saved"
+        make_checkpoint(saved, [traj(k) for k in range(3)])
+        with mock.patch.object(checkpoint_reading, "read_index", side_effect=AssertionError):
+            assert self.loaded(saved) == [0, 1, 2]
+        path = saved / ARRAYS_NAME
+        block = path.read_bytes()
+        for damaged in (block[:-1], block.replace(b"layouts", b"lagouts"), b""):
+            path.write_bytes(damaged)
+            assert self.loaded(saved) == [0, 1, 2]
+        path.unlink()
+        assert self.loaded(saved) == [0, 1, 2]
+
+    def test_an_index_that_was_exchanged_with_them_is_refused(self, tmp_path: Path) -> None:
+        make_checkpoint(tmp_path / "one", [traj(0), traj(1)])
+        make_checkpoint(tmp_path / "two", [traj(0), traj(1), traj(2)])
+        for name in (INDEX_NAME, ARRAYS_NAME):
+            shutil.copy(tmp_path / "two" / name, tmp_path / "one" / name)
+        with pytest.raises(ValueError, match="is another index, but must be the one"):
+            self.loaded(tmp_path / "one")
+
+    def loaded(self, saved: Path) -> list[int]:
+        with TrajectoryReplayBuffer(sample_window_size=0, framework="numpy") as buffer:
+            buffer.load_checkpoint(saved)
+            check_rows(buffer.sample(50))
+            return [n for n in range(9) if n < len(buffer) and buffer.trajectory(n) is not None]
 
 
 class TestLayouts:

@@ -276,14 +276,18 @@ with open_store(Path(sys.argv[1]), limits=limits, **options) as buffer:
     buffer.flush()
     check_rows(buffer.sample(50))
     read, write = os.pipe()
+    has_mapped, tell_mapped = os.pipe()
     child = os.fork()
     if not child:
         os.close(write)
         for _ in range(3):
             check_rows(buffer.sample(50))
+        os.write(tell_mapped, b"x")
         os.read(read, 1)  # the parent has removed the files by now
         check_rows(buffer.sample(50))
         os._exit(0)
+    os.close(tell_mapped)
+    os.read(has_mapped, 1)
     for k in range(3, 9):
         buffer.add_trajectories([traj(k, wide=True)])
         buffer.flush()

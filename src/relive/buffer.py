@@ -318,7 +318,7 @@ class TrajectoryReplayBuffer(BufferReader):
         have segments; elsewhere each trajectory has a file, and there is nothing to do.
 
         Returns:
-            How many bytes less the store takes on the disk.
+            How many bytes less the store takes on the disk; 0 if others added more meanwhile.
 
         Raises:
             MissingFileError: A segment is not there; the trajectories before were rewritten.
@@ -336,10 +336,11 @@ class TrajectoryReplayBuffer(BufferReader):
         what = f"{str(disk.folder)!r} could not be compacted further"
         with naming_disk_errors(StorageWriteError, disk.folder, what, "make room, then go on"):
             with self._store.lock:
-                ids = disk.formats.own.wasteful(disk.folder, self._store.index)
-            self._store.rewrite(ids)
+                window = self._store.index.window(0)
+            for ids in disk.formats.own.wasteful(disk.folder, window):
+                self._store.rewrite(ids)
         self.flush()
-        return int(before - disk.usage().get("disk_bytes", 0.0))
+        return max(0, int(before - disk.usage().get("disk_bytes", 0.0)))
 
     def close(self) -> None:
         """Store everything, complete the JSON files and let go of the folder; twice is fine.

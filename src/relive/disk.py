@@ -8,7 +8,9 @@ thread changes the folder.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -151,8 +153,9 @@ class Disk:
                 summed = replace(record, checksums=checksums(snapshot, record.layout))
                 own = self.formats.own
                 stored = own.write(self.folder, summed, snapshot, sync=self._syncs_each)
-                self._journal.set_schema(schema)
-                self._journal.add(stored, is_synced=self._syncs_each)
+                with self._taking_back(stored):
+                    self._journal.set_schema(schema)
+                    self._journal.add(stored, is_synced=self._syncs_each)
             self._note_unsynced(stored, snapshot.size_bytes)
             self._is_exported = False
             on_stored(stored)
@@ -183,12 +186,32 @@ class Disk:
             snapshot = self.formats.of(held).read(self.folder, held)
             bare = replace(held, format="", location=NOTHING)
             moved = self.formats.own.write(self.folder, bare, snapshot, sync=self._syncs_each)
-            self._journal.relocate(moved, is_synced=self._syncs_each)
+            with self._taking_back(moved):
+                self._journal.relocate(moved, is_synced=self._syncs_each)
             self._note_unsynced(moved, snapshot.size_bytes)
             self._is_exported = False
             on_moved(held, moved)
 
         self.run_now(f"trajectory {trajectory_id}", run)
+
+    @contextmanager
+    def _taking_back(self, record: Record) -> Iterator[None]:
+        """Remove what was just written when the block cannot note it: it is written once more."""
+        try:
+            yield
+        except BaseException:  # Ctrl+C among others: nothing stays that no line names
+            with suppress(OSError):
+                self.formats.of(record).remove(self.folder, record)
+            raise
+
+    def sync_now(self) -> None:
+        """Put everything stored so far on the disk, and wait for it.
+
+        Raises:
+            StorageWriteError: Something queued before could not be written.
+            OSError: The disk refused.
+        """
+        self.run_now("the index", lambda: self._sync() if self._unsynced else None)
 
     def _note_unsynced(self, record: Record, size_bytes: int) -> None:
         """Put what was just noted on the disk, or remember to do so."""
@@ -302,7 +325,7 @@ class Disk:
         """
         stays = set(kept)
         loaded = [record for record in records if record.trajectory_id not in stays]
-        leaving: list[Record] = []
+        leaving: deque[Record] = deque()
 
         def note() -> None:
             if self._unsynced:
@@ -319,7 +342,6 @@ class Disk:
         def move() -> None:
             if leaving:
                 set_aside(self.folder, self.formats, leaving)
-                leaving.clear()  # when tried again, others may stand in their places
             finish_moves(self.folder, self.formats, loaded, incoming.name)
             self._journal.mark_moved()
             self.formats.take_up(self.folder, Index.over(self._journal.contents.records))

@@ -30,6 +30,7 @@ __all__ = [
     "close",
     "copy",
     "create_folder",
+    "create_new_folder",
     "exchange",
     "exists",
     "has_one_name",
@@ -72,6 +73,11 @@ _UNSUPPORTED = {
 def create_folder(path: Path) -> None:
     """Create a folder and its parents; one that is there is fine."""
     path.mkdir(parents=True, exist_ok=True)
+
+
+def create_new_folder(path: Path) -> None:
+    """Create a folder that must not be there yet, inside one that is."""
+    path.mkdir()
 
 
 def exists(path: Path) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -139,8 +140,8 @@ def _open(folder: Path, formats: FormatSet, if_exists: IfExists, break_lock: boo
     try:
         _check_contents(folder, if_exists)  # again: another process may have been here
         names = files.list_names(folder)
-        for name in names:
-            if _TEMPORARY.fullmatch(name):
+        for name in _names_in(folder):
+            if _TEMPORARY.fullmatch(Path(name).name):
                 files.remove_any(folder / name)
         if JOURNAL_NAME not in names:
             return OpenedFolder(folder, lock, None)
@@ -250,12 +251,12 @@ def _check_unsynced(folder: Path, formats: FormatSet, found: Replay) -> None:
             found.problems.append(f"trajectory {trajectory_id} was set aside: {cause_of(error)}")
     if torn:
         records = [found.contents.records.pop(trajectory_id) for trajectory_id in torn]
-        set_aside(folder, formats, records)
+        set_aside(folder, formats, deque(records))
         found.dropped.extend(torn)
 
 
-def set_aside(folder: Path, formats: FormatSet, records: Iterable[Record]) -> Path:
-    """Move the files of records to `aside/<time>/`; return that folder."""
+def set_aside(folder: Path, formats: FormatSet, records: deque[Record]) -> Path:
+    """Move the files of records to `aside/<time>/`, emptying the deque; return that folder."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     target = folder / ASIDE_NAME / stamp
     attempt = 0
@@ -263,10 +264,11 @@ def set_aside(folder: Path, formats: FormatSet, records: Iterable[Record]) -> Pa
         attempt += 1
         target = folder / ASIDE_NAME / f"{stamp}-{attempt}"
     files.create_folder(target)
-    for record in records:
-        form = formats.of(record)
-        if files.exists(form.path(folder, record)):
-            form.move_to(folder, record, target)
+    while records:
+        form = formats.of(records[0])
+        if files.exists(form.path(folder, records[0])):
+            form.move_to(folder, records[0], target)
+        records.popleft()  # when the disk refuses, what was moved is not moved again
     return target
 
 
@@ -280,6 +282,6 @@ def finish_moves(
         if files.exists(form.path(source, record)):
             # names that no trajectory has are free there: what has one was moved before
             if form.ids_are_in_files and files.exists(form.path(folder, record)):
-                set_aside(folder, formats, [record])
+                set_aside(folder, formats, deque([record]))
             form.move_to(source, record, folder)
     files.remove_folder(source)

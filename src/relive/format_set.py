@@ -32,7 +32,11 @@ class FormatSet:
             InvalidArgumentError: There is no format of this name.
         """
         self._allow_pickle = allow_pickle
-        self.own = create_format(own, allow_pickle=allow_pickle) if isinstance(own, str) else own
+        if isinstance(own, str):
+            own = create_format(own, allow_pickle=allow_pickle)
+        elif own.name in FORMATS:
+            own = copy(own)  # what is open and mapped belongs to one store
+        self.own = own
         """The format of new trajectories."""
         self._by_name = {self.own.name: self.own}
 
@@ -74,12 +78,12 @@ class FormatSet:
         """
         if (index.window(0).places >= 0).any():
             self.named("memmap")
-        for one in self._by_name.values():
+        for one in list(self._by_name.values()):
             one.take_up(folder, index, limits)
 
     def release(self, folder: Path) -> None:
         """Let go of what is open or mapped of a folder that is read no more."""
-        for one in self._by_name.values():
+        for one in list(self._by_name.values()):
             one.release(folder)
 
     def after_fork(self) -> None:
@@ -90,5 +94,5 @@ class FormatSet:
 
     def close(self) -> None:
         """Let go of all files; twice is fine."""
-        for one in self._by_name.values():
+        for one in list(self._by_name.values()):
             one.close()

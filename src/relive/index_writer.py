@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from relive import files
 from relive.index_file import BETWEEN, HEAD, LIST, OURS, VERSION, IndexContents, numbering_to_json
@@ -28,6 +29,8 @@ __all__ = ["IndexWriter"]
 
 _SLICE = 50  # records or layouts encoded between two chances for other threads to run
 _COPIED = 250  # and records whose text is there already
+_RUN = 1000  # and such records in one piece
+_POWERS_OF_10 = 10 ** np.arange(1, 19)
 
 
 class IndexWriter:
@@ -121,9 +124,15 @@ class IndexWriter:
         """Yield the entries in blocks; texts that are there are copied as they are."""
         ids = records.column("trajectory_id")
         num_at_once = _SLICE if records.num_in_memory else _COPIED
-        for first in range(0, len(ids), num_at_once):
-            some = ids[first : first + num_at_once].tolist()
-            yield self._block(some, records.texts(first, first + num_at_once))
+        first = 0
+        while first < len(ids):
+            stop = min(first + _RUN, len(ids))
+            block = self._copied_run(records, ids[first:stop], first)
+            if block is None:
+                stop = min(first + num_at_once, len(ids))
+                block = self._block(ids[first:stop].tolist(), records.texts(first, stop))
+            yield block
+            first = stop
             self._between_slices()
         for record in self._added:
             number = records.layouts.number_of(record.layout)
@@ -131,6 +140,19 @@ class IndexWriter:
             block = self._block([record.trajectory_id], [text])
             records.note(record, number, self._starts[-1], len(text))
             yield block
+
+    def _copied_run(self, records: RecordTable, ids: NDArray[np.int64], first: int) -> bytes | None:
+        """Return entries as they stand in the index file before, if they stand there in a row."""
+        distances = len(BETWEEN) + len('"0": ') + np.searchsorted(_POWERS_OF_10, ids, "right")
+        distances[0] -= len(BETWEEN)
+        run = records.run_of_texts(first, first + len(ids), distances)
+        if run is None or not run[0].startswith(b'"%d": ' % ids[0]):
+            return None
+        block, starts, sizes = run
+        before = BETWEEN if self._starts else b""
+        self._starts.frombytes((starts + (self.size_bytes + len(before))).tobytes())
+        self._sizes.frombytes(sizes.astype(np.uint32).tobytes())
+        return before + block
 
     def _block(self, ids: Sequence[int], texts: Sequence[bytes]) -> bytes:
         """Return entries as they follow those before, and note where their texts will be."""

@@ -52,7 +52,7 @@ RECORD_COLUMNS = {
 }
 """Columns of a table and NumPy's names of their types; `text_start` is as in `record_texts`."""
 
-_NUM_RECENT = 2048
+_NUM_RECENT = 1024
 _BLOCK = 256  # records read at once by those who go through all
 
 
@@ -215,6 +215,34 @@ class RecordTable(MutableMapping[int, Record]):
                 record_text(self._held[one], number) if text is None else text
                 for one, number, text in zip(ids, numbers, self._texts_of(rows), strict=True)
             ]
+
+    def run_of_texts(
+        self, first: int, stop: int, distances: NDArray[np.int64]
+    ) -> tuple[bytes, NDArray[np.int64], NDArray[np.int64]] | None:
+        """Return a part of the index file with the texts of rows, if they lie there in a run.
+
+        Args:
+            first: The first row, counted from the oldest.
+            stop: One past the last.
+            distances: From the text before each, or what the first begins after, to its own.
+
+        Returns:
+            The part, where in it each text begins, and how long each is; None when they do not
+            follow each other just so.
+
+        Raises:
+            CorruptFileError: The file is cut.
+            StorageError: The disk cannot read it.
+        """
+        with self._lock:
+            starts = self._rows.column("text_start")[first:stop]
+            sizes = self._rows.column("text_bytes")[first:stop].astype(np.int64)
+            begins = starts - distances
+            if (starts < 0).any() or begins[0] < 0 or (begins[1:] != (starts + sizes)[:-1]).any():
+                return None
+            begin = int(begins[0])
+            block = self._texts.one(begin, int(starts[-1] + sizes[-1]) - begin)
+            return block, starts - begin, sizes
 
     def __setitem__(self, trajectory_id: int, record: Record) -> None:
         """Put a record that has no text yet at the end; one of its id goes."""

@@ -153,22 +153,31 @@ class Store(StoreReader):
     def rewrite(self, trajectory_ids: Iterable[int]) -> None:
         """Write stored trajectories anew; what they took before goes when nobody reads it.
 
+        It goes when all are on the disk, not before.
+
         Raises:
             MissingFileError: A file is not there; those before it were rewritten.
             CorruptFileError: A file is damaged; likewise.
             StorageWriteError: The disk refused; likewise.
         """
-        assert self.disk is not None, "without a disk nothing is stored"
-        for trajectory_id in trajectory_ids:
-            self.disk.rewrite(trajectory_id, self._on_moved)
-
-    def _on_moved(self, before: Record, after: Record) -> None:
         disk = self.disk
         assert disk is not None, "without a disk nothing is stored"
-        with self.lock:
-            if after.trajectory_id in self.index:
-                self.index.replace(after)
-            self._leases.retire(Retired(before, None, lambda: disk.discard(before)))
+        left: list[Record] = []
+
+        def on_moved(before: Record, after: Record) -> None:
+            with self.lock:
+                if after.trajectory_id in self.index:
+                    self.index.replace(after)
+                left.append(before)
+
+        try:
+            for trajectory_id in trajectory_ids:
+                disk.rewrite(trajectory_id, on_moved)
+        finally:
+            disk.sync_now()
+            with self.lock:
+                for before in left:
+                    self._leases.retire(Retired(before, None, _discarding(disk, before)))
 
     def _retain(self) -> None:
         """Let the oldest go until limits hold; a store without a disk forgets the rest."""
@@ -376,6 +385,10 @@ class Store(StoreReader):
 
 def _removal(disk: Disk, record: Record) -> Callable[[], None]:
     return lambda: disk.remove(record)
+
+
+def _discarding(disk: Disk, record: Record) -> Callable[[], None]:
+    return lambda: disk.discard(record)
 
 
 def _nothing() -> None:

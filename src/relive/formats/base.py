@@ -26,6 +26,7 @@ from relive.output_pool import Outputs
 from relive.record import CHECKSUM_BYTES, Record
 from relive.snapshot import Snapshot
 from relive.texts import TextGroup
+from relive.window import Window
 
 __all__ = [
     "Copier",
@@ -236,10 +237,21 @@ class Format(ABC):
     def remove(self, folder: Path, record: Record) -> None:
         """Remove a stored trajectory; one that is gone already is fine."""
 
-    def wasteful(self, folder: Path, index: Index) -> list[int]:
-        """Return ids of trajectories to be written anew, so that what was deleted takes no room.
+    def wasteful(self, folder: Path, window: Window) -> list[list[int]]:
+        """Tell which trajectories to write anew, so that what was deleted takes no room.
 
-        What they take now is not written to any more.
+        Args:
+            folder: The store.
+            window: All that it holds.
+
+        Returns:
+            Ids of those that lie together, for each piece that holds others no more. From now on
+            nothing is written to these pieces.
+
+        Raises:
+            MissingFileError: A file is not there.
+            CorruptFileError: A file is damaged.
+            StorageError: The disk refused.
         """
         return []
 

@@ -29,7 +29,13 @@ from relive.formats.base import (
 )
 from relive.formats.layouts import layout_of
 from relive.formats.memmap.packing import RecordScratch, pack, spec_of, unpack, unpack_side
-from relive.formats.memmap.segment_files import SIDE_NAME, Ends, link_segment, segment_path
+from relive.formats.memmap.segment_files import (
+    SIDE_NAME,
+    Ends,
+    SegmentHead,
+    link_segment,
+    segment_path,
+)
 from relive.formats.memmap.segment_folder import SegmentFolder
 from relive.formats.memmap.segment_rows import ROWS_NAME
 from relive.formats.memmap.segment_texts import TEXTS_NAME, read_texts
@@ -42,6 +48,7 @@ from relive.output_pool import Outputs
 from relive.record import PLACE_BITS, Record
 from relive.snapshot import Snapshot
 from relive.texts import TextGroup
+from relive.window import Window
 
 __all__ = ["MemmapFormat", "ReadMode"]
 
@@ -87,7 +94,7 @@ class MemmapFormat(Format):
     def __reduce__(self) -> tuple[Any, ...]:
         # what is mapped stays with this process
         size, mode = self._segment_bytes, self.read_mode
-        return partial(MemmapFormat, segment_bytes=size, read_mode=mode), ()
+        return partial(type(self), segment_bytes=size, read_mode=mode), ()
 
     def _folder(self, folder: Path) -> SegmentFolder:
         with self._lock:
@@ -130,8 +137,9 @@ class MemmapFormat(Format):
         layout = layout_of(snapshot)
         completed = replace(record, format=self.name, layout=layout)
         spec = spec_of(snapshot)
-        packed = pack(completed, snapshot, spec, self._scratch)
-        location = self._folder(folder).append(packed, spec, sync=sync)
+        with self._scratch.lend(spec, snapshot.num_rows) as records:
+            packed = pack(completed, snapshot, spec, records)
+            location = self._folder(folder).append(packed, spec, sync=sync)
         return replace(completed, location=location)
 
     def rows(self, folder: Path, record: Record, names: Iterable[str]) -> RowSource:
@@ -250,19 +258,24 @@ class MemmapFormat(Format):
     def move_to(self, folder: Path, record: Record, target: Path) -> None:
         """Move or share the segment; see `Format.move_to`."""
         known, segment = self._folder(folder), record.location["segment"]
-        there = segment_path(target, segment)
-        is_last = known.discount(record)
-        if is_last:
-            known.forget(segment)
-        if not files.exists(there):
-            if is_last:
-                files.create_folder(there.parent)
-                files.rename(self.path(folder, record), there)
-            else:
-                known.seal(segment)
-                with contextlib.suppress(FileNotFoundError):  # nobody can read what is left
-                    link_segment(self.path(folder, record), there, is_growing=False, sync=False)
+        here, there = self.path(folder, record), segment_path(target, segment)
+        is_last = known.is_last(record)
+        if files.exists(there):
+            if SegmentHead.read(there).uuid != known.head(segment).uuid:
+                raise CorruptFileError(
+                    f"{str(there)!r} is another segment than {str(here)!r}, but stands in its "
+                    "place; move it away",
+                    path=str(there),
+                )
         elif is_last:
+            known.let_go(segment)
+            files.create_folder(there.parent)
+            files.rename(here, there)
+        else:
+            known.seal(segment)
+            with contextlib.suppress(FileNotFoundError):  # nobody can read what is left
+                link_segment(here, there, is_growing=False, sync=False)
+        if known.discount(record):  # last: when the disk refuses, all of it is tried again
             known.free(segment)
         self._folder(target).count(record)
 
@@ -276,17 +289,20 @@ class MemmapFormat(Format):
         if known.discount(record):
             known.free(record.location["segment"])
 
-    def wasteful(self, folder: Path, index: Index) -> list[int]:
+    def wasteful(self, folder: Path, window: Window) -> list[list[int]]:
         """Return the trajectories of segments that hold others no more; see `Format.wasteful`."""
-        window = index.window(0)
-        segments = np.where(window.places < 0, -1, window.places >> PLACE_BITS)
+        order = np.argsort(window.places, kind="stable")
+        order = order[np.searchsorted(window.places[order], 0) :]
+        segments = window.places[order] >> PLACE_BITS
+        numbers, starts = np.unique(segments, return_index=True)
         known, found = self._folder(folder), []
-        for segment in np.unique(segments[segments >= 0]).tolist():
-            mine = np.flatnonzero(segments == segment)
-            ends = Ends.of_files(segment_path(folder, segment), known.head(segment).spec)
+        for segment, mine in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+            path = segment_path(folder, segment)
+            with naming(path):
+                ends = Ends.of_files(path, known.head(segment).spec)
             if int(window.counts[mine].sum()) < ends.rows:
                 known.seal(segment)
-                found += window.trajectory_ids[mine].tolist()
+                found.append(window.trajectory_ids[mine].tolist())
         return found
 
     def usage(self, folder: Path) -> Mapping[str, float]:

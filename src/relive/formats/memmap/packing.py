@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -66,29 +67,32 @@ class RecordScratch(threading.local):
     """
 
     def __init__(self) -> None:
-        self._spec: SegmentSpec | None = None
-        self._records: NDArray[np.void] = np.empty(0, "V8")
+        self._kept: tuple[SegmentSpec, NDArray[np.void]] | None = None
 
-    def records(self, spec: SegmentSpec, num_rows: int) -> NDArray[np.void]:
-        """Return records whose fields hold anything, and zeros between them, `[num_rows]`."""
-        if num_rows * spec.stride > _MOST_SCRATCH_BYTES:
-            return spec.empty_records(num_rows)
-        if spec != self._spec or len(self._records) < num_rows:
-            self._spec, self._records = spec, spec.empty_records(num_rows)
-        return self._records[:num_rows]
+    @contextmanager
+    def lend(self, spec: SegmentSpec, num_rows: int) -> Iterator[NDArray[np.void]]:
+        """Yield records whose fields hold anything, and zeros between them, `[num_rows]`."""
+        # taken out meanwhile: a signal handler may save in the middle of this
+        kept, self._kept = self._kept, None
+        if kept is None or kept[0] != spec or len(kept[1]) < num_rows:
+            kept = spec, spec.empty_records(num_rows)
+        yield kept[1][:num_rows]
+        if kept[1].nbytes <= _MOST_SCRATCH_BYTES:
+            self._kept = kept
 
 
-def pack(record: Record, snapshot: Snapshot, spec: SegmentSpec, scratch: RecordScratch) -> Packed:
+def pack(
+    record: Record, snapshot: Snapshot, spec: SegmentSpec, records: NDArray[np.void]
+) -> Packed:
     """Lay a trajectory out.
 
     Args:
         record: What is known of it; goes to the side file, so that a segment explains itself.
         snapshot: Its rows.
         spec: Of the segment; has the snapshot's columns and no others.
-        scratch: Holds the records until this thread packs again.
+        records: Filled, zeros between their fields, `[R]`; those of the result.
     """
     num_steps, num_envs = snapshot.num_steps, snapshot.num_envs
-    records = scratch.records(spec, snapshot.num_rows)
     by_env = records.reshape(num_envs, num_steps)
     extras: list[tuple[str, NDArray[Any]]] = []
     rows = {}

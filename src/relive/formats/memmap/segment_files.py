@@ -22,9 +22,10 @@ from relive.formats.memmap.packing import Packed
 from relive.formats.memmap.segment_rows import ROWS_NAME
 from relive.formats.memmap.segment_spec import SegmentSpec
 from relive.formats.memmap.segment_texts import ENDS_NAME, TEXTS_NAME, TextWriter
-from relive.record import natural
+from relive.record import PLACE_BITS, natural
 
 __all__ = [
+    "HEAD_NAME",
     "SEGMENTS_NAME",
     "SIDE_NAME",
     "Ends",
@@ -74,7 +75,7 @@ class SegmentHead:
             entry = json.loads(files.read_bytes(name))
             return cls(
                 SegmentSpec.from_json(entry["layout"]),
-                natural(entry["num_rows"]),
+                _checked_num_rows(entry["num_rows"]),
                 str(uuid.UUID(entry["uuid"])),
             )
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -116,8 +117,15 @@ class SegmentHead:
         for group in self.spec.groups:
             yield group.file_name
         if self.spec.text_names:
-            yield TEXTS_NAME
+            # the ends first: texts are written before their ends, and so a copy has all of them
             yield ENDS_NAME
+            yield TEXTS_NAME
+
+
+def _checked_num_rows(number: object) -> int:
+    if not 1 <= natural(number) <= 1 << PLACE_BITS:
+        raise ValueError(f"num_rows is {number}")
+    return natural(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +228,8 @@ class SegmentWriter:
             OSError: The disk refused; nothing is left behind.
         """
         path = segment_path(folder, number)
-        files.create_folder(path)
+        files.create_folder(path.parent)
+        files.create_new_folder(path)  # one that is there is another's
         try:
             head = SegmentHead(spec, num_rows, str(uuid.uuid4()))
             head.write(path, sync=sync)
@@ -240,8 +249,10 @@ class SegmentWriter:
             self.ends.rows + len(packed.records) <= self.head.num_rows
             and (self._texts is None or self._texts.has_room(num_texts))
             and all(
-                end + len(frames) <= _MOST_FRAMES
-                for end, frames in zip(self.ends.frames, packed.frames, strict=True)
+                end + len(frames) <= min(_MOST_FRAMES, self.head.num_rows * len(group.columns))
+                for end, frames, group in zip(
+                    self.ends.frames, packed.frames, self.head.spec.groups, strict=True
+                )
             )
         )
 
@@ -321,13 +332,10 @@ def link_segment(
         OSError: The disk refused; nothing is left behind.
     """
     head = SegmentHead.read(source)
-    files.create_folder(target)
-    try:
+    with files.building_folder(target) as folder:
         for name in (HEAD_NAME, *head.names()):
             bring = files.copy if is_growing else files.link_or_copy
-            bring(source / name, target / name, sync=sync, progress=progress)
+            bring(source / name, folder / name, sync=sync, progress=progress)
         if sync:
-            files.sync_folder(target)
-    except BaseException:  # Ctrl+C among others: no half segment stays
-        files.remove_folder(target)
-        raise
+            files.sync_folder(folder)
+        files.rename(folder, target)  # whole, or not there

@@ -16,6 +16,7 @@ from relive.errors import CorruptFileError, MissingFileError
 from relive.formats.base import naming
 from relive.formats.memmap.packing import Packed
 from relive.formats.memmap.segment_files import (
+    HEAD_NAME,
     SEGMENTS_NAME,
     Ends,
     SegmentHead,
@@ -25,7 +26,7 @@ from relive.formats.memmap.segment_rows import MakeTable, SegmentRows
 from relive.formats.memmap.segment_spec import SegmentSpec
 from relive.formats.memmap.segment_texts import TEXTS_NAME, check_texts
 from relive.formats.memmap.segment_writers import SegmentWriters
-from relive.formats.memmap.tables import ReadTable
+from relive.formats.memmap.tables import ReadTable, UnknownSegmentError
 from relive.gather import Lacking
 from relive.limits import Limits
 from relive.output_pool import Outputs
@@ -60,8 +61,7 @@ class SegmentFolder:
         self._heads: dict[int, SegmentHead] = {}
         self._num_live: dict[int, int] = {}
         self._sizes: dict[int, int] = {}  # bytes of those that were looked at
-        self.next_number = 0
-        """Number of the next segment."""
+        self._next_number = 1 + max(self._numbers_there(), default=-1)
         self.destination: SegmentFolder | None = None
         """Where the segments will be moved, whose numbers they get; None when they stay."""
 
@@ -87,8 +87,8 @@ class SegmentFolder:
             CorruptFileError: A segment's file is cut.
             StorageError: The disk refused.
         """
-        self.next_number = max(self.next_number, 1 + max(self._numbers_there(), default=-1))
         with self._lock:
+            self._next_number = max(self._next_number, 1 + max(self._numbers_there(), default=-1))
             self._num_live = dict(num_live)
         for record in sorted(last, key=lambda one: one.location["segment"], reverse=True):
             segment = record.location["segment"]
@@ -167,8 +167,8 @@ class SegmentFolder:
             "one, which is slow; raise the limit of addresses (ulimit -v)"
         )
         self._make_table = lambda row_bytes, item: ReadTable(row_bytes)
+        self._layout_of = np.full(16, -1, np.int64)  # first: readers look at it last
         self._layouts, self._by_spec = [], {}
-        self._layout_of = np.full(16, -1, np.int64)
 
     # -------------------------------------------------------------- reading
 
@@ -181,11 +181,17 @@ class SegmentFolder:
             OSError: A file cannot be read.
         """
         segments = places >> PLACE_BITS
+        with suppress(UnknownSegmentError):
+            return self._gather(segments, places, outputs)
+        self._get_to_know(np.unique(segments).tolist())
         try:
             return self._gather(segments, places, outputs)
-        except KeyError:
-            self._get_to_know(np.unique(segments).tolist())
-            return self._gather(segments, places, outputs)
+        except UnknownSegmentError as error:
+            raise CorruptFileError(
+                f"a segment of {str(self.folder)!r} went while it was read, but nothing may take "
+                "it away; look what else works on the folder",
+                path=str(self.folder),
+            ) from error
 
     def _gather(
         self, segments: NDArray[np.int64], places: NDArray[np.int64], outputs: Outputs
@@ -197,7 +203,7 @@ class SegmentFolder:
             lacks = outputs.columns.keys() - layout.spec.names
             return dict.fromkeys(lacks, np.arange(len(segments))) if lacks else {}
         if segments.max() >= len(layout_of) or (layout_of[segments] < 0).any():
-            raise KeyError("a segment is not known")
+            raise UnknownSegmentError
         lacking: dict[str, list[NDArray[np.int64]]] = {}
         numbers = layout_of[segments]
         for number in np.unique(numbers).tolist():
@@ -227,6 +233,7 @@ class SegmentFolder:
             location = self._writers.append(packed, spec, sync=sync)
             segment = location["segment"]
             self._num_live[segment] = self._num_live.get(segment, 0) + 1
+            self._sizes.pop(segment, None)
             return location
 
     def new_number(self) -> int:
@@ -234,8 +241,8 @@ class SegmentFolder:
         if self.destination is not None:
             return self.destination.new_number()
         with self._lock:
-            self.next_number += 1
-            return self.next_number - 1
+            self._next_number += 1
+            return self._next_number - 1
 
     def seal(self, segment: int) -> None:
         """Write to a segment no more; it never changes from now on."""
@@ -265,13 +272,12 @@ class SegmentFolder:
         Raises:
             OSError: The disk refused.
         """
-        for segment in segments:
+        for segment in segments:  # without the lock: who reads must not wait for the disk
             path = segment_path(self.folder, segment)
-            with self._lock:
-                if not files.exists(path):
-                    continue
-                for name in (*self.head(segment).names(), "segment.json"):
-                    files.sync_file(path / name)
+            with suppress(FileNotFoundError):
+                for name in (*self.head(segment).names(), HEAD_NAME):
+                    with suppress(FileNotFoundError):  # whoever reads it is told
+                        files.sync_file(path / name)
                 files.sync_folder(path)
         if files.exists(self.folder / SEGMENTS_NAME):
             files.sync_folder(self.folder / SEGMENTS_NAME)
@@ -283,7 +289,12 @@ class SegmentFolder:
         with self._lock:
             segment = record.location["segment"]
             self._num_live[segment] = self._num_live.get(segment, 0) + 1
-            self.next_number = max(self.next_number, segment + 1)
+            self._next_number = max(self._next_number, segment + 1)
+
+    def is_last(self, record: Record) -> bool:
+        """Tell whether its segment is known to hold no other trajectory."""
+        with self._lock:
+            return self._num_live.get(record.location["segment"]) == 1
 
     def discount(self, record: Record) -> bool:
         """Count a trajectory that is gone; tell whether its segment holds none any more."""
@@ -301,20 +312,20 @@ class SegmentFolder:
             OSError: The disk refused.
         """
         with self._lock:
-            self.forget(segment)
+            self.let_go(segment)
             path = segment_path(self.folder, segment)
             if files.exists(path):
                 files.remove_folder(path)
+            self._num_live.pop(segment, None)  # last: when the disk refuses, it is tried again
 
-    def forget(self, segment: int) -> None:
-        """Let go of a segment, whose rows nobody reads any more."""
+    def let_go(self, segment: int) -> None:
+        """Close and unmap a segment, whose rows nobody reads any more."""
         with self._lock:
             self.seal(segment)
             if segment < len(self._layout_of) and self._layout_of[segment] >= 0:
                 self._layouts[self._layout_of[segment]].discard(segment)
                 self._layout_of[segment] = -1
             self._heads.pop(segment, None)
-            self._num_live.pop(segment, None)
             self._sizes.pop(segment, None)
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ MakeTable = Callable[[int, "np.dtype[Any]"], Table]
 """Makes a table for rows of so many bytes, of this type."""
 
 _MOST_SCRATCHES = 4
+_MOST_SCRATCH_BYTES = 64 << 20
 
 
 class SegmentRows:
@@ -87,11 +88,26 @@ class SegmentRows:
                 are left as they are.
 
         Raises:
-            KeyError: A segment is not known; nothing was copied.
+            UnknownSegmentError: A segment is not known; nothing was copied.
             CorruptFileError: A record names a frame that is not there.
             OSError: A file cannot be read.
         """
-        scratch = self._scratch(len(places))
+        # taken out meanwhile: a signal handler may sample in the middle of this
+        kept = self._scratches.by_rows
+        scratch = kept.pop(len(places), None) or _Scratch(self.spec, len(places))
+        self._take(scratch, segments, places, items)
+        if scratch.records.nbytes <= _MOST_SCRATCH_BYTES:
+            kept[len(places)] = scratch
+            if len(kept) > _MOST_SCRATCHES:
+                del kept[next(iter(kept))]
+
+    def _take(
+        self,
+        scratch: _Scratch,
+        segments: NDArray[np.int64],
+        places: NDArray[np.int64],
+        items: Mapping[str, NDArray[Any]],
+    ) -> None:
         self.records.take(segments, places, {0: scratch.records})
         for name, column in scratch.columns.items():
             if name in items:
@@ -106,15 +122,6 @@ class SegmentRows:
                 positions = scratch.positions[group.name].astype(np.int64)
                 table.check(segments, positions + max(outputs))  # they are what a file says
                 table.take(segments, positions + (segments << PLACE_BITS), outputs)
-
-    def _scratch(self, num_rows: int) -> _Scratch:
-        """Return this thread's scratch for so many rows."""
-        kept = self._scratches.by_rows
-        if num_rows not in kept:
-            while len(kept) >= _MOST_SCRATCHES:
-                del kept[next(iter(kept))]
-            kept[num_rows] = _Scratch(self.spec, num_rows)
-        return kept[num_rows]
 
 
 class _Scratches(threading.local):

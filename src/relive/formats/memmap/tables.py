@@ -24,12 +24,16 @@ from relive.announcing import Announcer, num_faults
 from relive.errors import CorruptFileError
 from relive.record import PLACE_BITS
 
-__all__ = ["MappedTable", "ReadTable", "Table"]
+__all__ = ["MappedTable", "ReadTable", "Table", "UnknownSegmentError"]
 
 _RANGE_BITS = 48  # a row of the ranges is a range's number shifted left, plus a row in it
 _MANY_BYTES = 512 << 10
-_UNKNOWN = -(1 << 62)  # more than any place
+_UNKNOWN = int(np.iinfo(np.int64).min)  # with any place added it is still below 0
 _MOST_OPEN = 16
+
+
+class UnknownSegmentError(LookupError):
+    """A segment must be got to know first; this never leaves the format."""
 
 
 class Table(ABC):
@@ -98,7 +102,7 @@ class Table(ABC):
             outputs: Items `[N]` of one row each, by what is added to the row for them, 0 or 1.
 
         Raises:
-            KeyError: A segment is not known; nothing was copied.
+            UnknownSegmentError: A segment is not known; nothing was copied.
             OSError: A file cannot be read.
         """
 
@@ -146,6 +150,12 @@ class MappedTable(Table):
         """Map the file of a segment; see `Table.add`."""
         number = self._range_for(num_rows)
         place = self._ranges[number]
+        if files.size_bytes(path) > place.slot_bytes:
+            raise CorruptFileError(
+                f"{str(path)!r} has {files.size_bytes(path)} bytes, but with {num_rows} rows has "
+                f"at most {place.slot_bytes}; restore the segment from a copy",
+                path=str(path),
+            )
         slot = place.map(path)
         shifts = self._shifts
         if segment >= len(shifts) - 1:  # in an array of its own: a thread may be at the old one
@@ -188,7 +198,7 @@ class MappedTable(Table):
         rows = self._shifts.take(segments, mode="clip")
         rows += places
         if rows.min(initial=0) < 0:
-            raise KeyError("a segment is not known")
+            raise UnknownSegmentError
         if len(self._ranges) == 1:
             self._take_from(0, rows, outputs)
             return
@@ -269,7 +279,7 @@ class ReadTable(Table):
     ) -> None:
         """Read rows from the files; see `Table.take`."""
         if not self._paths.keys() >= set(segments.tolist()):
-            raise KeyError("a segment is not known")
+            raise UnknownSegmentError
         rows = places & ((1 << PLACE_BITS) - 1)
         with self._lock:  # descriptors are closed while others are needed
             for at in np.argsort(places).tolist():
