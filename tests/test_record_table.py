@@ -130,6 +130,15 @@ class TestFiles:
 
 
 class TestIdTable:
+    def test_an_id_that_comes_back_is_found_among_ids_in_any_order(self) -> None:
+        table = IdTable({"id": "int64", "n": "int64"})
+        for n, one in enumerate([9, 6]):
+            table.append(one, n)
+        table.remove([9, 6])
+        for n, one in enumerate([6, 4]):
+            table.append(one, n)
+        assert [table.row_of(one) for one in (6, 4, 9)] == [0, 1, -1]
+
     def test_ids_that_no_array_holds_are_not_there(self) -> None:
         table = IdTable({"id": "int64", "n": "int64"})
         table.append(5, 50)

@@ -335,10 +335,9 @@ class TrajectoryReplayBuffer(BufferReader):
         before = disk.usage().get("disk_bytes", 0.0)
         what = f"{str(disk.folder)!r} could not be compacted further"
         with naming_disk_errors(StorageWriteError, disk.folder, what, "make room, then go on"):
-            with self._store.lock:
-                window = self._store.index.window(0)
-            for ids in disk.formats.own.wasteful(disk.folder, window):
-                self._store.rewrite(ids)
+            left = self._store.rewrite_a_piece()
+            while left:  # piece by piece: who adds or loads comes between
+                left = min(left - 1, self._store.rewrite_a_piece())
         self.flush()
         return max(0, int(before - disk.usage().get("disk_bytes", 0.0)))
 

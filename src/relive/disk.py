@@ -103,7 +103,7 @@ class Disk:
         """
         what = f"{str(self.folder)!r} cannot be looked at"
         with naming_disk_errors(StorageError, self.folder, what, "look at the disk"):
-            return self.formats.own.usage(self.folder)
+            return self.formats.usage(self.folder)
 
     def check_in_place(self) -> None:
         """Refuse to read files while another trajectory's may lie in the place of one loaded.

@@ -14,6 +14,7 @@ from relive.formats import FORMATS, FileFormat, Format, create_format
 from relive.index import Index
 from relive.limits import Limits
 from relive.record import Record
+from relive.window import Window
 
 __all__ = ["FormatSet"]
 
@@ -80,6 +81,17 @@ class FormatSet:
             self.named("memmap")
         for one in list(self._by_name.values()):
             one.take_up(folder, index, limits)
+
+    def wasteful(self, folder: Path, window: Window) -> list[list[int]]:
+        """Tell which trajectories to write anew, as `Format.wasteful` does."""
+        return [ids for one in list(self._by_name.values()) for ids in one.wasteful(folder, window)]
+
+    def usage(self, folder: Path) -> dict[str, float]:
+        """Return what the store takes, as `Format.usage` does."""
+        usage: dict[str, float] = {}
+        for one in list(self._by_name.values()):
+            usage |= one.usage(folder)
+        return usage
 
     def release(self, folder: Path) -> None:
         """Let go of what is open or mapped of a folder that is read no more."""

@@ -111,8 +111,9 @@ class IdTable:
             return row - self._start
         if tail > self._start:
             order = self._head_order()
-            place = int(np.searchsorted(ids[order], trajectory_id))
-            if place < len(order) and ids[order[place]] == trajectory_id:
+            # the last of its like: those before it are gone
+            place = int(np.searchsorted(ids[order], trajectory_id, side="right")) - 1
+            if place >= 0 and ids[order[place]] == trajectory_id:
                 return max(-1, int(order[place]) - self._start)
         return -1
 

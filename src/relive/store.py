@@ -150,7 +150,29 @@ class Store(StoreReader):
                 self.index.replace(record)
                 self._resident.pop(record.trajectory_id, None)
 
-    def rewrite(self, trajectory_ids: Iterable[int]) -> None:
+    def rewrite_a_piece(self) -> int:
+        """Write anew what shares a piece of the disk with trajectories that are gone.
+
+        Returns:
+            How many more such pieces there are.
+
+        Raises:
+            MissingFileError: A file is not there; some trajectories may have been rewritten.
+            CorruptFileError: A file is damaged; likewise.
+            StorageWriteError: The disk refused; likewise.
+            OSError: Likewise.
+        """
+        assert self.disk is not None, "without a disk nothing is stored"
+        with self._adding:  # no load may move files meanwhile
+            self._check_open()
+            with self.lock:
+                window = self.index.window(0)
+            pieces = self.disk.formats.wasteful(self.disk.folder, window)
+            if pieces:
+                self._rewrite(pieces[0])
+            return max(0, len(pieces) - 1)
+
+    def _rewrite(self, trajectory_ids: Iterable[int]) -> None:
         """Write stored trajectories anew; what they took before goes when nobody reads it.
 
         It goes when all are on the disk, not before.

@@ -235,13 +235,11 @@ class MemmapFormat(Format):
             if segment not in numbers:
                 number = segment if store is None else self._folder(store).new_number()
                 path = segment_path(target, number)
-                link_segment(
-                    self.path(source, record),
-                    path,
-                    is_growing=known.settle(segment, _SMALL_SEGMENT_BYTES),
-                    sync=sync,
-                    progress=progress,
-                )
+                known.may_append(segment)  # which refuses texts that are cut
+                is_growing = known.settle(segment, _SMALL_SEGMENT_BYTES)
+                here = self.path(source, record)
+                with _naming_what_is_missing(here):
+                    link_segment(here, path, is_growing=is_growing, sync=sync, progress=progress)
                 if sync:
                     files.sync_folder(path.parent)
                 numbers[segment] = number
@@ -294,6 +292,8 @@ class MemmapFormat(Format):
         order = np.argsort(window.places, kind="stable")
         order = order[np.searchsorted(window.places[order], 0) :]
         segments = window.places[order] >> PLACE_BITS
+        if not len(order):
+            return []
         numbers, starts = np.unique(segments, return_index=True)
         known, found = self._folder(folder), []
         for segment, mine in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
@@ -322,12 +322,27 @@ class MemmapFormat(Format):
             self.release(folder)
 
 
+@contextlib.contextmanager
+def _naming_what_is_missing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except MissingFileError:
+        raise
+    except FileNotFoundError as error:
+        raise MissingFileError(
+            f"a file of {str(path)!r} is not there: {error}; restore the segment from a copy",
+            path=str(path),
+        ) from error
+
+
 def _texts_of(path: Path, codes: Sequence[int]) -> list[str]:
     with naming(path / TEXTS_NAME):
         try:
             return read_texts(path, codes)
         except EOFError as error:
             raise CorruptFileError(f"it is cut: {error}") from error
+        except UnicodeDecodeError as error:
+            raise CorruptFileError(f"it holds no text: {error}") from error
 
 
 def _read(path: Path, start: int, size: int) -> NDArray[np.uint8]:

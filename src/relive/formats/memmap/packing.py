@@ -48,6 +48,13 @@ class Packed:
     tables: Mapping[str, Sequence[str]]
     """Of each text column the texts that its codes in the records stand for."""
 
+    @property
+    def size_bytes(self) -> int:
+        """About how many bytes it takes on the disk; texts may be there already."""
+        texts = sum(len(text) for table in self.tables.values() for text in table)
+        frames = sum(one.nbytes for one in self.frames)
+        return self.records.nbytes + frames + len(self.side) + texts
+
 
 def spec_of(snapshot: Snapshot) -> SegmentSpec:
     """Return how segments that hold such trajectories are laid out."""

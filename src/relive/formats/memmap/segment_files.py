@@ -242,6 +242,12 @@ class SegmentWriter:
             raise
         return writer
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its files that are in use."""
+        texts = 0 if self._texts is None else self._texts.size_bytes
+        return texts + sum(self.ends.size_bytes(self.head.spec).values())
+
     def has_room(self, packed: Packed) -> bool:
         """Tell whether a trajectory fits behind those that are there."""
         num_texts = sum(map(len, packed.tables.values()))

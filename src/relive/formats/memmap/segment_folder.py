@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -34,6 +35,8 @@ from relive.record import PLACE_BITS, Record
 from relive.warning import warn
 
 __all__ = ["SegmentFolder"]
+
+_NUMBER = re.compile("[0-9]{8,12}")
 
 
 class SegmentFolder:
@@ -96,13 +99,22 @@ class SegmentFolder:
             # what is not there is told when it is read, and can be deleted
             with suppress(MissingFileError):
                 self.check_whole(record)  # mapped, what is cut would end the process
-                may_go_on = True
-                if self.head(segment).spec.text_names:
-                    with naming(path / TEXTS_NAME):
-                        may_go_on = check_texts(path)
-                if may_go_on:
+                if self.may_append(segment):
                     with naming(path), self._lock:
                         self._writers.go_on_with(segment, self.head(segment))
+
+    def may_append(self, segment: int) -> bool:
+        """Tell whether the texts of a segment, if it has any, end where they are to go on.
+
+        Raises:
+            CorruptFileError: They are cut.
+            MissingFileError: It, or a file of it, is not there.
+        """
+        path = segment_path(self.folder, segment)
+        if not self.head(segment).spec.text_names:
+            return True
+        with naming(path / TEXTS_NAME):
+            return check_texts(path)
 
     def check_whole(self, record: Record) -> None:
         """Refuse a segment that does not reach to the end of a trajectory.
@@ -122,7 +134,7 @@ class SegmentFolder:
     def _numbers_there(self) -> list[int]:
         path = self.folder / SEGMENTS_NAME
         names = files.list_names(path) if files.exists(path) else []
-        return [int(name) for name in names if name.isdigit()]
+        return [int(name) for name in names if _NUMBER.fullmatch(name)]
 
     def head(self, segment: int) -> SegmentHead:
         """Return what a segment is.

@@ -53,6 +53,11 @@ class TextWriter:
             self._texts.close()
             raise
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of both files."""
+        return self._end + self.num * _END.itemsize
+
     def has_room(self, num: int) -> bool:
         """Tell whether so many texts may still come."""
         return self.num + num <= _MOST_TEXTS

@@ -82,7 +82,8 @@ class SegmentWriters:
     def _may_take(self, writer: SegmentWriter, packed: Packed) -> bool:
         most = self.limits.max_trajectories
         is_full = most is not None and writer.num_trajectories >= max(1, most // _LIMIT_SHARE)
-        return writer.has_room(packed) and not is_full
+        size = writer.size_bytes + packed.size_bytes
+        return writer.has_room(packed) and size <= self._most_bytes() and not is_full
 
     def _create(self, spec: SegmentSpec, least_rows: int, *, sync: bool) -> SegmentWriter:
         while len(self._writers) >= _MOST_WRITERS:
@@ -90,11 +91,16 @@ class SegmentWriters:
         num_rows = max(least_rows, self._rows_per_segment(spec))
         return SegmentWriter.create(self._folder, self._new_number(), spec, num_rows, sync=sync)
 
+    def _most_bytes(self) -> int:
+        """Return how large a segment may become: of many layouts each has one that is half gone."""
+        if self.limits.max_bytes is None:
+            return self._segment_bytes
+        share = self.limits.max_bytes // (_LIMIT_SHARE * max(1, len(self._writers)))
+        return min(self._segment_bytes, share)
+
     def _rows_per_segment(self, spec: SegmentSpec) -> int:
-        size = self._segment_bytes
-        if self.limits.max_bytes is not None:
-            size = min(size, self.limits.max_bytes // _LIMIT_SHARE)
-        num_rows = size // (spec.stride + sum(group.frame_bytes for group in spec.groups))
+        row_bytes = spec.stride + sum(group.frame_bytes for group in spec.groups)
+        num_rows = self._most_bytes() // row_bytes
         if self.limits.max_samples is not None:
             num_rows = min(num_rows, self.limits.max_samples // _LIMIT_SHARE)
         return max(1, num_rows)
