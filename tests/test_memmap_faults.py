@@ -600,16 +600,16 @@ class TestSyncing:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         is_syncing, may_end = threading.Event(), threading.Event()
-        sync = files.sync_file
+        sync, are_let_go = files.sync_file, list[bool]()
 
         def wait(path: Path) -> None:
             if "segments" in path.parts:
                 is_syncing.set()
-                may_end.wait(LONG_S)
+                are_let_go.append(may_end.wait(LONG_S))
             sync(path)
 
-        buffer = fill(tmp_path / "store", range(1), trajectory_format=MemmapFormat(segment_bytes=1))
-        with buffer:
+        form = MemmapFormat(segment_bytes=1)
+        with fill(tmp_path / "store", range(1), trajectory_format=form) as buffer:
             buffer.add_trajectories([traj(1)])
             buffer.flush()
             with monkeypatch.context() as patch:
@@ -617,15 +617,10 @@ class TestSyncing:
                 patch.setattr("relive.disk._SYNC_SECONDS", 0.0)
                 buffer.add_trajectories([traj(2)])
                 assert is_syncing.wait(LONG_S)
-                sampled: list[set[int]] = []
-                thread = threading.Thread(target=lambda: sampled.append(ks_of(buffer)))
-                thread.start()
-                thread.join(LONG_S / 4)
-                is_held_up = thread.is_alive()
+                assert ks_of(buffer) == {0, 1, 2}
                 may_end.set()
-                thread.join()
-            assert not is_held_up
-            assert sampled == [{0, 1, 2}]
+                buffer.flush()
+            assert all(are_let_go)
 
 
 class TestNumbers:

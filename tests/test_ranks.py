@@ -283,7 +283,7 @@ class TestRankFolders:
         make_checkpoint(tmp_path / "checkpoint", [traj(0), traj(1)])
         with load_all(tmp_path / "checkpoint", 1) as buffers:
             save_all([*buffers, *buffers], tmp_path / "parent")
-        with pytest.raises(CorruptFileError, match="hold one trajectory twice"):
+        with pytest.raises(CorruptFileError, match="hold a trajectory twice"):
             TrajectoryReplayBuffer().load_checkpoint(tmp_path / "parent")
 
     def test_folders_with_other_columns_are_refused(self, tmp_path: Path) -> None:

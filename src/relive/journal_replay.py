@@ -146,7 +146,10 @@ class Replay:
         if op == "layout":
             number, layout = natural(change["number"]), Layout.from_json(change["columns"])
             if number in self.layouts:
-                raise CorruptFileError(f"two layouts have the number {number}")
+                raise CorruptFileError(
+                    f"layout {number} is {layout!r:.100}, but another one has the number already; "
+                    "restore the folder from a copy"
+                )
             self.layouts[number] = layout
             self.contents.records.layouts.offer(number, layout)
         elif op in {"add", "relocate"}:
