@@ -93,7 +93,10 @@ class LayoutTable:
         if number in self.layouts:
             raise CorruptFileError(f"two layouts have the number {number}")
         if natural(number) > MAX_LAYOUT_NUMBER:
-            raise CorruptFileError(f"a layout has the number {number}, but the largest is 2**32-1")
+            raise CorruptFileError(
+                f"a layout has the number {number}, but the largest is 2**32 - 1; restore the folder "
+                "from a copy"
+            )
         self.next_number = max(self.next_number, number + 1)
         self.layouts[number] = layout
         self._numbers[layout] = self._by_identity[id(layout)] = number
