@@ -135,8 +135,8 @@ class Replay:
         there = {n: None for n in kept if n in contents.records}
         if len(there) < len(kept) or not set(order) <= {*kept, *(r.trajectory_id for r in loaded)}:
             raise CorruptFileError(
-                f"a load keeps {kept!r:.100}, but they are not all there; restore the folder from a "
-                "copy"
+                f"a load keeps {kept!r:.100}, but they are not all there; restore the folder from "
+                "a copy"
             )
         in_order = contents.records.successor(order, loaded)
         numbering, schema = numbering_from_json(change["numbering"]), _schema_of(change)

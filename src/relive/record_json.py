@@ -94,8 +94,8 @@ class LayoutTable:
             raise CorruptFileError(f"two layouts have the number {number}")
         if natural(number) > MAX_LAYOUT_NUMBER:
             raise CorruptFileError(
-                f"a layout has the number {number}, but the largest is 2**32 - 1; restore the folder "
-                "from a copy"
+                f"a layout has the number {number}, but the largest is 2**32 - 1; restore the "
+                "folder from a copy"
             )
         self.next_number = max(self.next_number, number + 1)
         self.layouts[number] = layout
