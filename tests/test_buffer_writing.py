@@ -419,7 +419,7 @@ class TestLostFiles:
             buffer.flush()
             cut = tmp_path / "store" / "segments" / "00000001" / "curr_obs.wide.bin"
             os.truncate(cut, 100)
-            with pytest.raises(CorruptFileError, match="segment 1 says frame 0, but its file has 0"):
+            with pytest.raises(CorruptFileError, match="says frame 0, but its file has 0"):
                 buffer.gather([0, 12])
             check_rows(buffer.gather([0, 24]))
 
