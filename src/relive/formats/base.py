@@ -296,9 +296,10 @@ def naming(path: Path, record: Record | None = None) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
+        missing = str(getattr(error, "path", None) or error.filename or path)  # inside, perhaps
         raise MissingFileError(
-            f"{str(path)!r}{whose} is not there, but the index names it; {cure}",
-            path=str(path),
+            f"{missing!r}{whose} is not there, but the index names it; {cure}",
+            path=missing,
             errno=error.errno,
         ) from error
     except OSError as error:

@@ -83,7 +83,8 @@ class SegmentWriters:
         most = self.limits.max_trajectories
         is_full = most is not None and writer.num_trajectories >= max(1, most // _LIMIT_SHARE)
         size = writer.size_bytes + packed.size_bytes
-        return writer.has_room(packed) and size <= self._most_bytes() and not is_full
+        is_new = not writer.ends.rows  # perhaps of a write that was refused
+        return writer.has_room(packed) and (is_new or (size <= self._most_bytes() and not is_full))
 
     def _create(self, spec: SegmentSpec, least_rows: int, *, sync: bool) -> SegmentWriter:
         while len(self._writers) >= _MOST_WRITERS:
