@@ -286,10 +286,16 @@ class TestMemory:
                 for _ in range(num // 20):  # few are pending at a time
                     add(buffer, 20)
                     buffer.flush()
-                store.run_now("the index", store._sync)  # what is not synced yet is remembered
+                store.run_now("the index", measure)  # in its thread, which else may write the index
+                return sizes[-1]
+
+            def measure() -> None:
+                store._sync()  # what is not synced yet is remembered
                 gc.collect()
                 taken = tracemalloc.take_snapshot().filter_traces([ours])
-                return sum(trace.size for trace in taken.traces)
+                sizes.append(sum(trace.size for trace in taken.traces))
+
+            sizes: list[int] = []
 
             ours = tracemalloc.Filter(True, str(Path(relive.__file__).parent / "*"))
             add(buffer, 200)
