@@ -390,7 +390,7 @@ class TestLostFiles:
             os.truncate(cut / "side.bin", 50)
             with pytest.raises(MissingFileError, match="of trajectory 1 is not there") as raised:
                 buffer.trajectory(1)
-            assert raised.value.path == str(missing)
+            assert raised.value.path == str(missing / "segment.json")
             with pytest.raises(CorruptFileError, match=r"trajectory 2 cannot be read: side\.bin"):
                 buffer.trajectory(2)
             for _ in range(2):
