@@ -27,8 +27,8 @@ from relive.record_table import RecordTable
 
 __all__ = ["IndexWriter"]
 
-_SLICE = 50  # records or layouts encoded between two chances for other threads to run
-_COPIED = 250  # and records whose text is there already
+_SLICE = 20  # records or layouts encoded between two chances for other threads to run
+_COPIED = 200  # and records whose text is there already
 _RUN = 1000  # and such records in one piece
 _POWERS_OF_10 = 10 ** np.arange(1, 19)
 
