@@ -17,7 +17,6 @@ import torch
 
 from buffers import open_buffer, stats_of
 from relive import Columns, ColumnSpec, Limits, Trajectory, TrajectoryReplayBuffer, files
-from relive.disk import Disk
 from relive.errors import (
     ColumnMismatchError,
     EvictedError,
@@ -25,6 +24,7 @@ from relive.errors import (
     ReplayError,
     UnsupportedValueError,
 )
+from relive.writer import Writer
 from trajectories import address_of, check_rows, same_trajectory, traj, trajectory_files
 
 KINDS = ["memory", "pt", "pkl", "memmap"]
@@ -436,14 +436,14 @@ class TestPending:
         limit = 400_000
         pending: list[float] = []
         is_full = threading.Event()
-        wait_for_room = Disk.wait_for_room
+        wait_for_room = Writer.wait_for_room
 
-        def note_first(self: Disk, size: int, most: int) -> None:
+        def note_first(self: Writer, size: int, most: int) -> None:
             if self.pending_bytes + size > most:
                 is_full.set()
             wait_for_room(self, size, most)
 
-        monkeypatch.setattr(Disk, "wait_for_room", note_first)
+        monkeypatch.setattr(Writer, "wait_for_room", note_first)
         with open_buffer("pt", tmp_path, limits=Limits(max_pending_bytes=limit)) as buffer:
             monkeypatch.setattr(files, "write_atomic", wait_first)
 
@@ -465,10 +465,10 @@ class TestPending:
     def test_without_a_bound_nothing_waits(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def refuse(self: Disk, size: int, most: int) -> None:
+        def refuse(self: Writer, size: int, most: int) -> None:
             raise AssertionError("it was asked to wait")
 
-        monkeypatch.setattr(Disk, "wait_for_room", refuse)
+        monkeypatch.setattr(Writer, "wait_for_room", refuse)
         with open_buffer("pt", tmp_path, limits=Limits(max_pending_bytes=None)) as buffer:
             for k in range(3):
                 buffer.add_trajectories([traj(k)])

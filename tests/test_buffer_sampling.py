@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from buffers import open_buffer
 from relive import Columns, Limits, Trajectory, TrajectoryReplayBuffer
 from relive.errors import (
+    ClosedError,
     ColumnMismatchError,
     EmptyBufferError,
     EvictedError,
@@ -631,6 +632,19 @@ class TestReadiness:
             return at_once, in_vain, await waiting
 
         assert asyncio.run(main()) == (False, False, True)
+
+    @pytest.mark.parametrize("kind", ["memory", "pt"])
+    def test_waiting_ends_when_the_buffer_is_closed(self, kind: str, tmp_path: Path) -> None:
+        buffer = TrajectoryReplayBuffer() if kind == "memory" else open_buffer("pt", tmp_path)
+
+        async def main() -> None:
+            waiting = asyncio.ensure_future(buffer.is_ready_async(1, timeout_s=600))
+            await asyncio.sleep(0)
+            buffer.close()
+            with pytest.raises(ClosedError, match="the buffer is closed"):
+                await waiting
+
+        asyncio.run(main())
 
 
 class TestDefaults:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from buffers import open_buffer, open_store
-from relive import Limits, TrajectoryReplayBuffer, files, open_files
+from relive import Limits, Trajectory, TrajectoryReplayBuffer, files, open_files
 from relive.errors import (
     ClosedError,
     CorruptFileError,
@@ -448,6 +448,20 @@ class TestClosing:
                 call()
         assert len(buffer) == 1
         assert buffer.get_stats()["num_trajectories"] == 1
+
+    @pytest.mark.parametrize("kind", ["memory", "pt"])
+    def test_nothing_is_added_once_it_is_closed_while_the_list_is_read(
+        self, kind: str, tmp_path: Path
+    ) -> None:
+        buffer = TrajectoryReplayBuffer() if kind == "memory" else open_buffer("pt", tmp_path)
+
+        def close_then_give() -> Iterator[Trajectory]:
+            buffer.close()
+            yield traj(0)
+
+        with pytest.raises(ClosedError, match="the buffer is closed"):
+            buffer.add_trajectories(close_then_give())
+        assert len(buffer) == 0
 
     def test_a_with_block_closes(self, tmp_path: Path) -> None:
         with open_buffer("pt", tmp_path) as buffer:

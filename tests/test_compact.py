@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from buffers import ks_of, open_store
-from relive import Limits, TrajectoryReplayBuffer, open_files
+from relive import Limits, TrajectoryReplayBuffer, files, open_files
 from relive.errors import CorruptFileError, StorageWriteError
 from relive.formats import MemmapFormat
 from trajectories import address_of, same_trajectory, traj
@@ -185,6 +185,35 @@ class TestFailures:
             tmp_path / "store", if_exists="resume", sample_window_size=0, framework="numpy"
         ) as again:
             check(again, left)
+
+    def test_the_first_refusal_is_told_though_the_disk_then_refuses_to_sync(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with fill(tmp_path / "store") as buffer:
+            buffer.delete(range(0, NUM, 2))
+            write_at, calls = open_files.GrowingFile.write_at, [0]
+
+            def refuse(self: open_files.GrowingFile, start: int, block: memoryview | bytes) -> None:
+                calls[0] += 1
+                if calls[0] > 7:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                write_at(self, start, block)
+
+            def fail(path: Path) -> None:
+                raise OSError(errno.EIO, "Input/output error", str(path))
+
+            with monkeypatch.context() as patch:
+                patch.setattr(open_files.GrowingFile, "write_at", refuse)
+                patch.setattr(files, "sync_folder", fail)
+                with pytest.raises(StorageWriteError, match="No space left"):
+                    buffer.compact()
+            check(buffer, list(range(1, NUM, 2)))
+            buffer.compact()  # what was moved before goes as well
+            with open_store(tmp_path / "apart", trajectory_format="memmap") as alone:
+                alone.add_trajectories([buffer.trajectory(k) for k in range(1, NUM, 2)])
+                alone.flush()
+                least = segment_bytes(tmp_path / "apart")
+            assert segment_bytes(tmp_path / "store") < 1.01 * least  # side data need not align
 
     def test_a_damaged_trajectory_is_named_and_the_others_stay(self, tmp_path: Path) -> None:
         with fill(tmp_path / "store") as buffer:

@@ -19,7 +19,7 @@ import pytest
 import relive
 from buffers import open_store
 from programs import run_program
-from relive import Limits, TrajectoryReplayBuffer, disk, files, journal, open_files, record_table
+from relive import Limits, TrajectoryReplayBuffer, disk, files, journal, open_files, record_lookup
 from relive.index_file import INDEX_NAME, METADATA_NAME
 from relive.journal_lines import JOURNAL_NAME
 from relive.record_table import RecordTable
@@ -277,7 +277,7 @@ class TestMemory:
     def test_the_index_takes_128_bytes_a_trajectory(
         self, trajectory_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(record_table, "_NUM_RECENT", 10)  # records read last are kept
+        monkeypatch.setattr(record_lookup, "_NUM_RECENT", 10)  # records read last are kept
         with open_lean(tmp_path / "store", trajectory_format=trajectory_format) as buffer:
             store = buffer._store.disk
             assert store is not None
@@ -286,7 +286,9 @@ class TestMemory:
                 for _ in range(num // 20):  # few are pending at a time
                     add(buffer, 20)
                     buffer.flush()
-                store.run_now("the index", measure)  # in its thread, which else may write the index
+                store.writer.run(
+                    "the index", measure
+                )  # in its thread, which else may write the index
                 return sizes[-1]
 
             def measure() -> None:

@@ -26,7 +26,7 @@ from relive.index_file import INDEX_NAME
 from relive.journal import Journal
 from relive.journal_lines import JOURNAL_NAME
 from relive.journal_replay import replay
-from relive.record_table import RECORD_COLUMNS
+from relive.record_lookup import RECORD_COLUMNS
 from trajectories import check_rows, make_checkpoint, traj
 
 HEAD_BYTES = 56

@@ -95,7 +95,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from relive import Limits, Trajectory, TrajectoryReplayBuffer, files
-from relive.disk import Disk
+from relive.writer import Writer
 
 MB = 1 << 20
 folder, form, num = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -132,7 +132,7 @@ print(held[1] - held[0])
 
 QUEUE = """
 turns = threading.Semaphore(0)
-write_atomic, wait_for_room = files.write_atomic, Disk.wait_for_room
+write_atomic, wait_for_room = files.write_atomic, Writer.wait_for_room
 
 def write_in_turn(path, write, *, sync):
     if path.suffix == f".{form}":
@@ -144,7 +144,7 @@ def give_a_turn(self, size, most):
         turns.release()
     wait_for_room(self, size, most)
 
-files.write_atomic, Disk.wait_for_room = write_in_turn, give_a_turn
+files.write_atomic, Writer.wait_for_room = write_in_turn, give_a_turn
 limits = Limits(max_pending_bytes=64 * MB)
 with TrajectoryReplayBuffer(cache_size=0, limits=limits, **options) as buffer:
     turns.release()

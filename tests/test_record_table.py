@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from journals import LAYOUTS
 from records import make_record
-from relive import record_table
+from relive import record_lookup
 from relive.errors import ClosedError, CorruptFileError
 from relive.id_table import IdTable
 from relive.index_file import IndexContents
@@ -32,7 +32,7 @@ class TableAndDict(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.table, self.held = RecordTable(), dict[int, Record]()
-        self.patch = mock.patch.object(record_table, "_NUM_RECENT", 3)
+        self.patch = mock.patch.object(record_lookup, "_NUM_RECENT", 3)
         self.patch.start()
 
     @rule(trajectory_id=st.integers(0, 60), layout=st.integers(0, 2))

@@ -277,7 +277,7 @@ class TrajectoryReplayBuffer(BufferReader):
         if timeout_s is not None:
             timeout_s = checked_time_limit("timeout_s", timeout_s)
         if self._store.disk is not None:
-            self._store.disk.raise_failure_or_retry()
+            self._store.disk.writer.raise_failure_or_retry()
             self._store.disk.flush(timeout_s)
 
     def delete(self, trajectory_ids: Iterable[int]) -> None:
@@ -349,10 +349,9 @@ class TrajectoryReplayBuffer(BufferReader):
                 can be closed again once there is room.
             TimeLimitError: The writer, or a thread that samples, did not end.
         """
-        if self._is_closed or os.getpid() != self._process:
+        if self._store.is_closed or os.getpid() != self._process:
             return
         self._store.close()
-        self._is_closed = True
         leave_alone(self)
 
     def __enter__(self: _Buffer) -> _Buffer:
@@ -399,7 +398,7 @@ class TrajectoryReplayBuffer(BufferReader):
         path, disk = checked_path("save_path", save_path), self._store.disk
         check_apart(path, disk.folder if disk else None)
         if disk is not None:
-            disk.raise_failure_or_retry()
+            disk.writer.raise_failure_or_retry()
         with self._store.settled_view(self.sample_window_size) as (view, contents):
             state = self.state_dict()
             save_checkpoint(
@@ -459,7 +458,7 @@ class TrajectoryReplayBuffer(BufferReader):
         path = checked_path("load_path", load_path)
         with self._store.adding():
             if self._store.disk is not None:  # first, for the checkpoint may be the own folder
-                self._store.disk.raise_failure_or_retry()
+                self._store.disk.writer.raise_failure_or_retry()
                 self._store.disk.flush(None)
             rank = (local_rank, world_size) if is_distributed else None
             checkpoint, saved, num_loaded, num_aside = rereading(
@@ -543,7 +542,7 @@ class TrajectoryReplayBuffer(BufferReader):
         )
 
     def _check_writable(self) -> None:
-        self._check_open()
+        self._store.check_open()
         if os.getpid() != self._process:
             raise ForkedError(
                 f"this is a forked copy of the buffer of process {self._process}, but only that "

@@ -14,7 +14,6 @@ from relive.buffer_state import BufferState
 from relive.columns import Tree
 from relive.draws import Draws
 from relive.errors import (
-    ClosedError,
     EmptyBufferError,
     InvalidArgumentError,
 )
@@ -48,7 +47,6 @@ class BufferReader:
         self._draws = draws
         self._plans: dict[tuple[tuple[str, ...] | None, tuple[str, ...]], BatchPlan] = {}
         self._framework: Framework = framework
-        self._is_closed = False
 
     @property
     def sample_window_size(self) -> int:
@@ -124,7 +122,7 @@ class BufferReader:
             CorruptFileError: The file of a trajectory is damaged.
             ClosedError: The buffer is closed.
         """
-        self._check_open()
+        self._store.check_open()
         num_chunks = check_count("num_chunks", num_chunks)
         if num_chunks > _MOST_CHUNKS:
             raise InvalidArgumentError(
@@ -197,7 +195,7 @@ class BufferReader:
             CorruptFileError: The file of a trajectory is damaged.
             ClosedError: The buffer is closed.
         """
-        self._check_open()
+        self._store.check_open()
         ids = _as_array(row_ids)
         if ids.ndim != 1 or not ids.size or not _are_integers(ids):
             raise InvalidArgumentError(
@@ -227,7 +225,7 @@ class BufferReader:
             UnsupportedValueError: NumPy has no type for a column.
             ClosedError: The buffer is closed.
         """
-        self._check_open()
+        self._store.check_open()
         check_count("trajectory_id", trajectory_id, 0)
         return restore(self._store.read(trajectory_id), self._framework)
 
@@ -272,11 +270,19 @@ class BufferReader:
 
         Raises:
             InvalidArgumentError: An argument is no number of at least 0.
+            ClosedError: The buffer was closed before it got there.
         """
         limit_s = None if timeout_s is None else checked_time_limit("timeout_s", timeout_s)
         if limit_s is None or self.is_ready(min_size):
             return self.is_ready(min_size)
-        return await self._store.listeners.wait_until(lambda: self.is_ready(min_size), limit_s)
+        store = self._store
+        await store.listeners.wait_until(
+            lambda: store.is_closed or self.is_ready(min_size), limit_s
+        )
+        if self.is_ready(min_size):
+            return True
+        store.check_open()
+        return False
 
     def get_stats(self) -> dict[str, float]:
         """Return what the buffer holds and did, as flat floats.
@@ -303,7 +309,7 @@ class BufferReader:
                 "size_bytes": self._store.index.size_bytes,
                 "cache_bytes": self._store.cache_size_bytes,
                 "pending_trajectories": self._store.num_pending,
-                "pending_bytes": self._store.disk.pending_bytes if self._store.disk else 0,
+                "pending_bytes": self._store.disk.writer.pending_bytes if self._store.disk else 0,
             }
         private = private_bytes()
         if private is not None:
@@ -330,14 +336,10 @@ class BufferReader:
             CorruptFileError: It is no such state; nothing changed.
             FormatVersionError: A later release saved it; nothing changed.
         """
-        self._check_open()
+        self._store.check_open()
         saved = BufferState.from_json(state)
         self._draws.load(saved)
         self._store.move_numbering(saved.next_trajectory_id, saved.next_row_id)
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError("the buffer is closed, but only an open one is of use; open another")
 
 
 def _as_array(row_ids: Any) -> NDArray[Any]:

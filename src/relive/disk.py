@@ -28,6 +28,7 @@ from relive.journal import Journal
 from relive.record import NOTHING, Record
 from relive.snapshot import Snapshot
 from relive.spec import Schema
+from relive.unsynced import Unsynced
 from relive.writer import Job, Writer
 
 __all__ = ["Disk", "Durability"]
@@ -35,8 +36,6 @@ __all__ = ["Disk", "Durability"]
 Durability = Literal["process", "power"]
 """What a stored trajectory survives: a killed process, or a power loss too."""
 
-_SYNC_BYTES = 256 << 20
-_SYNC_SECONDS = 5.0
 _EXPORT_SHARE = 20  # an export of one second is followed by at least 19 without
 _YIELD_S = 0.0005  # gives up the interpreter lock, which a thread may else hold for 5 ms
 
@@ -74,26 +73,20 @@ class Disk:
         self._syncs_each = durability == "power"
         with naming_folder(self.folder):
             self._journal = Journal(self.folder, opened.found)
-        self._writer = Writer(f"relive writer of {self.folder.name}", self._do_idle_work)
+        self.writer = Writer(f"relive writer of {self.folder.name}", self._do_idle_work)
+        """Does it all, one thing after the other."""
         self._forgotten: dict[int, Record] = {}  # as they were stored, until they are removed
-        self._unsynced: list[Record] = []
-        self._unsynced_bytes = 0
-        self._unsynced_since = 0.0
+        self._unsynced = Unsynced()
         self._is_exported = False
         self._is_in_place = True
         self._next_export_at = 0.0
         self._is_closed = False
-        self._writer.start()
+        self.writer.start()
 
     @property
     def contents(self) -> IndexContents:
         """What the folder held when it was opened; later only the writer may look at it."""
         return self._journal.contents
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of columns waiting to be written."""
-        return self._writer.pending_bytes
 
     def usage(self) -> Mapping[str, float]:
         """Return what the store takes, as `Format.usage` does.
@@ -117,18 +110,6 @@ class Disk:
                 "places, but rows are read from there; make room on the disk and call flush()",
                 path=str(self.folder),
             )
-
-    def raise_failure_or_retry(self) -> None:
-        """Raise what the writer met and nobody was told; what was told is tried again.
-
-        Raises:
-            StorageWriteError: Something could not be written.
-        """
-        self._writer.raise_failure_or_retry()
-
-    def wait_for_room(self, size_bytes: int, max_pending_bytes: int) -> None:
-        """Wait until this many bytes more may be pending, as `Writer.wait_for_room` does."""
-        self._writer.wait_for_room(size_bytes, max_pending_bytes)
 
     def store(
         self,
@@ -159,18 +140,25 @@ class Disk:
             self._note_unsynced(stored, snapshot.size_bytes)
             self._is_exported = False
             on_stored(stored)
-            if self._is_sync_due():
+            if self._unsynced.due_in_s() == 0:
                 self._sync()
 
         what = f"trajectory {record.trajectory_id}"
-        self._writer.submit(Job(what, run, record.trajectory_id, snapshot.size_bytes))
+        self.writer.submit(Job(what, run, record.trajectory_id, snapshot.size_bytes))
 
-    def rewrite(self, trajectory_id: int, on_moved: Callable[[Record, Record], None]) -> None:
+    def rewrite(
+        self,
+        trajectory_id: int,
+        on_moved: Callable[[Record], None],
+        on_synced: Callable[[Record], None],
+    ) -> None:
         """Write a stored trajectory once more, behind what was stored last; wait for it.
 
         Args:
             trajectory_id: The trajectory; one that is gone meanwhile is passed over.
-            on_moved: Called in the writer's thread with its record as it was and as it is.
+            on_moved: Called in the writer's thread with its record as it is now.
+            on_synced: Called there with its record as it was, once the new one survives whatever
+                the old one survived.
 
         Raises:
             MissingFileError: Its file is not there; nothing changed.
@@ -188,11 +176,11 @@ class Disk:
             moved = self.formats.own.write(self.folder, bare, snapshot, sync=self._syncs_each)
             with self._taking_back(moved):
                 self._journal.relocate(moved, is_synced=self._syncs_each)
-            self._note_unsynced(moved, snapshot.size_bytes)
+            on_moved(moved)
             self._is_exported = False
-            on_moved(held, moved)
+            self._note_unsynced(moved, snapshot.size_bytes, lambda: on_synced(held))
 
-        self.run_now(f"trajectory {trajectory_id}", run)
+        self.writer.run(f"trajectory {trajectory_id}", run)
 
     @contextmanager
     def _taking_back(self, record: Record) -> Iterator[None]:
@@ -200,7 +188,7 @@ class Disk:
         try:
             yield
         except BaseException:  # Ctrl+C among others: nothing stays that no line names
-            with suppress(OSError):
+            with suppress(OSError):  # the first error is told; what stays goes at the next opening
                 self.formats.of(record).remove(self.folder, record)
             raise
 
@@ -211,21 +199,16 @@ class Disk:
             StorageWriteError: Something queued before could not be written.
             OSError: The disk refused.
         """
-        self.run_now("the index", lambda: self._sync() if self._unsynced else None)
+        self.writer.run("the index", self._sync_if_needed)
 
-    def _note_unsynced(self, record: Record, size_bytes: int) -> None:
+    def _note_unsynced(
+        self, record: Record, size_bytes: int, on_synced: Callable[[], None] | None = None
+    ) -> None:
         """Put what was just noted on the disk, or remember to do so."""
-        if self._syncs_each:
+        self._unsynced.note(record, size_bytes, on_synced)
+        if self._syncs_each:  # its file was synced as it was written
             self._journal.sync()
-            return
-        if not self._unsynced:
-            self._unsynced_since = time.monotonic()
-        self._unsynced.append(record)
-        self._unsynced_bytes += size_bytes
-
-    def cancel(self, trajectory_id: int) -> bool:
-        """Take a queued trajectory back; False when it is being written or stored already."""
-        return self._writer.cancel(trajectory_id)
+            self._unsynced.settle()
 
     def forget(
         self, trajectory_ids: Sequence[int], numbering: Numbering, schema: Schema | None
@@ -248,7 +231,7 @@ class Disk:
             self._journal.set_numbering(numbering)
             self._is_exported = False
 
-        self._writer.submit(Job("the index", run))
+        self.writer.submit(Job("the index", run))
 
     def remove(self, record: Record) -> None:
         """Queue the removal of a forgotten trajectory's file; it is told to `forget` first."""
@@ -259,43 +242,16 @@ class Disk:
                 self.formats.of(stored).remove(self.folder, stored)
                 del self._forgotten[record.trajectory_id]
 
-        self._writer.submit(Job(f"the removal of trajectory {record.trajectory_id}", run))
+        self.writer.submit(Job(f"the removal of trajectory {record.trajectory_id}", run))
 
     def discard(self, record: Record) -> None:
         """Queue the removal of what a record names that the index names no longer."""
-        self._writer.submit(
+        self.writer.submit(
             Job(
                 f"the removal of trajectory {record.trajectory_id}",
                 lambda: self.formats.of(record).remove(self.folder, record),
             )
         )
-
-    def run_now(self, what: str, action: Callable[[], None]) -> None:
-        """Run something in the writer's thread after all that is queued, and wait for it.
-
-        Raises:
-            StorageWriteError: Something queued before could not be written.
-            BaseException: What the action raised; it is not tried again.
-        """
-        raised: list[BaseException] = []
-        is_given_up = False
-
-        def run() -> None:
-            if is_given_up:
-                return
-            try:
-                action()
-            except BaseException as error:  # raised in the caller's thread below
-                raised.append(error)
-
-        self._writer.submit(Job(what, run))
-        try:
-            self._writer.drain(None)
-        except BaseException:  # Ctrl+C among others: nobody waits for the action any more
-            is_given_up = True
-            raise
-        if raised:
-            raise raised[0]
 
     def take_over(
         self,
@@ -328,15 +284,14 @@ class Disk:
         leaving: deque[Record] = deque()
 
         def note() -> None:
-            if self._unsynced:
-                self._sync()
+            self._sync_if_needed()
             present = self._journal.contents.records.values()
             leaving.extend(record for record in present if record.trajectory_id not in stays)
             order = [record.trajectory_id for record in records]
             self._journal.load(loaded, kept, order, numbering, schema, incoming.name)
             self._is_in_place = False
             until_then = "all is loaded, but can be read only when its files are in their places"
-            self._writer.submit(Job("the loaded index", move, until_then=until_then))
+            self.writer.submit(Job("the loaded index", move, until_then=until_then))
             on_noted()  # after it, for limits may remove files that are still to be moved
 
         def move() -> None:
@@ -349,8 +304,8 @@ class Disk:
             self._is_exported = False
             self._export(is_closing=False)
 
-        self.run_now("the loaded index", note)
-        self._writer.drain(None)
+        self.writer.run("the loaded index", note)
+        self.writer.drain(None)
 
     def flush(self, timeout_s: float | None) -> None:
         """Wait until everything queued is stored and, unless that was just done, exported.
@@ -359,7 +314,7 @@ class Disk:
             StorageWriteError: Something could not be written.
             TimeLimitError: The time limit came first.
         """
-        self._writer.drain(timeout_s, with_idle=True)
+        self.writer.drain(timeout_s, with_idle=True)
 
     def close(self, numbering: Numbering) -> None:
         """Store everything, complete the JSON files, let go of the folder; twice is fine.
@@ -374,8 +329,7 @@ class Disk:
             return
 
         def finish() -> None:
-            if self._unsynced:
-                self._sync()
+            self._sync_if_needed()
             self._journal.set_numbering(numbering)
             self._export(is_closing=True)
             self._journal.close()
@@ -383,8 +337,8 @@ class Disk:
         what = f"the index in {str(self.folder)!r} could not be completed"
         cure = "the buffer is still open, close it again once there is room"
         with naming_disk_errors(StorageWriteError, self.folder, what, cure):
-            self.run_now("the index", finish)
-        self._writer.close()
+            self.writer.run("the index", finish)
+        self.writer.close()
         self.formats.close()
         self._lock.release()
         self._is_closed = True
@@ -392,7 +346,7 @@ class Disk:
     def abandon(self) -> None:
         """Let go of the folder as it is, as a kill would."""
         if not self._is_closed:
-            self._writer.abandon()
+            self.writer.abandon()
             self._journal.abandon()
             self.formats.close()
             self._lock.drop()
@@ -400,37 +354,31 @@ class Disk:
 
     def _do_idle_work(self) -> float | None:
         """Sync and export when due; return in how many seconds something will be."""
-        now = time.monotonic()
-        waits = []
-        if self._unsynced:
-            if self._is_sync_due():
-                self._sync()
-            else:
-                waits.append(self._unsynced_since + _SYNC_SECONDS - now)
+        if self._unsynced.due_in_s() == 0:
+            self._sync()
+        if not self._is_exported and time.monotonic() >= self._next_export_at:
+            self._export(is_closing=False)
+        waits = [self._unsynced.due_in_s()]
         if not self._is_exported:
-            if now >= self._next_export_at:
-                self._export(is_closing=False)
-            else:
-                waits.append(self._next_export_at - now)
-        return min(waits, default=None)
+            waits.append(max(0.0, self._next_export_at - time.monotonic()))
+        return min((wait for wait in waits if wait is not None), default=None)
 
-    def _is_sync_due(self) -> bool:
-        is_late = time.monotonic() >= self._unsynced_since + _SYNC_SECONDS
-        return bool(self._unsynced) and (is_late or self._unsynced_bytes >= _SYNC_BYTES)
+    def _sync_if_needed(self) -> None:
+        if self._unsynced.records:
+            self._sync()
 
     def _sync(self) -> None:
         """Put everything stored so far on the disk, and note it in the journal."""
         held = self._journal.contents.records
         by_format: dict[str, list[Record]] = {}
-        for record in self._unsynced:
+        for record in self._unsynced.records:
             if record.trajectory_id in held:
                 by_format.setdefault(record.format, []).append(record)
         for name, records in by_format.items():
             self.formats.named(name).sync(self.folder, records)
         files.sync_folder(self.folder)
         self._journal.mark_synced()
-        self._unsynced.clear()
-        self._unsynced_bytes = 0
+        self._unsynced.settle()
 
     def _export(self, *, is_closing: bool) -> None:
         start = time.monotonic()

@@ -25,7 +25,8 @@ from relive.index_file import IndexContents, check_schema, numbering_from_json, 
 from relive.read_file import ReadFile
 from relive.record import Layout, natural
 from relive.record_json import LayoutTable
-from relive.record_table import RECORD_COLUMNS, RecordTable
+from relive.record_lookup import RECORD_COLUMNS
+from relive.record_table import RecordTable
 from relive.record_texts import IN_MEMORY, at_journal
 from relive.spec import Schema
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from relive.cache import TrajectoryCache
 from relive.describe import describe
@@ -104,9 +105,7 @@ class Store(StoreReader):
             ClosedError: The store is closed.
         """
         with self._adding:
-            self._check_open()
-            if self.disk is not None:
-                self.disk.raise_failure_or_retry()
+            self._check_changeable()
             schema, admitted = self.schema, []
             for snapshot in snapshots:
                 schema, kept = admit(schema, self._declared, snapshot)
@@ -116,7 +115,8 @@ class Store(StoreReader):
                 admitted.append(kept)
             most = self._limits.max_pending_bytes
             if self.disk is not None and most is not None:
-                self.disk.wait_for_room(sum(snapshot.size_bytes for snapshot in admitted), most)
+                added_bytes = sum(snapshot.size_bytes for snapshot in admitted)
+                self.disk.writer.wait_for_room(added_bytes, most)
             self.index.make_room(len(admitted), self.lock)
             with self.lock:
                 records, numbering = self._number(admitted)  # last to raise; nothing changed yet
@@ -126,6 +126,17 @@ class Store(StoreReader):
                 self.index.numbering = numbering
                 self._tell_listeners()
             return [record.trajectory_id for record in records]
+
+    def _check_changeable(self) -> None:
+        """Refuse to change a closed store, and tell what an earlier change met.
+
+        Raises:
+            StorageWriteError: An earlier one could not be written.
+            ClosedError: The store is closed.
+        """
+        self.check_open()
+        if self.disk is not None:
+            self.disk.writer.raise_failure_or_retry()
 
     def _add_one(self, record: Record, snapshot: Snapshot) -> None:
         self.index.add(record)
@@ -153,6 +164,8 @@ class Store(StoreReader):
     def rewrite_a_piece(self) -> int:
         """Write anew what shares a piece of the disk with trajectories that are gone.
 
+        What that took before goes when nobody reads it, but not before the new is on the disk.
+
         Returns:
             How many more such pieces there are.
 
@@ -162,44 +175,27 @@ class Store(StoreReader):
             StorageWriteError: The disk refused; likewise.
             OSError: Likewise.
         """
-        assert self.disk is not None, "without a disk nothing is stored"
-        with self._adding:  # no load may move files meanwhile
-            self._check_open()
-            with self.lock:
-                window = self.index.window(0)
-            pieces = self.disk.formats.wasteful(self.disk.folder, window)
-            if pieces:
-                self._rewrite(pieces[0])
-            return max(0, len(pieces) - 1)
-
-    def _rewrite(self, trajectory_ids: Iterable[int]) -> None:
-        """Write stored trajectories anew; what they took before goes when nobody reads it.
-
-        It goes when all are on the disk, not before.
-
-        Raises:
-            MissingFileError: A file is not there; those before it were rewritten.
-            CorruptFileError: A file is damaged; likewise.
-            StorageWriteError: The disk refused; likewise.
-        """
         disk = self.disk
         assert disk is not None, "without a disk nothing is stored"
-        left: list[Record] = []
 
-        def on_moved(before: Record, after: Record) -> None:
+        def on_moved(record: Record) -> None:
             with self.lock:
-                if after.trajectory_id in self.index:
-                    self.index.replace(after)
-                left.append(before)
+                if record.trajectory_id in self.index:
+                    self.index.replace(record)
 
-        try:
-            for trajectory_id in trajectory_ids:
-                disk.rewrite(trajectory_id, on_moved)
-        finally:
+        def on_synced(before: Record) -> None:
+            with self.lock:
+                self._leases.retire(Retired(before, None, partial(disk.discard, before)))
+
+        with self._adding:  # no load may move files meanwhile
+            self.check_open()
+            with self.lock:
+                window = self.index.window(0)
+            pieces = disk.formats.wasteful(disk.folder, window)
+            for trajectory_id in pieces[0] if pieces else ():
+                disk.rewrite(trajectory_id, on_moved, on_synced)
             disk.sync_now()
-            with self.lock:
-                for before in left:
-                    self._leases.retire(Retired(before, None, _discarding(disk, before)))
+            return max(0, len(pieces) - 1)
 
     def _retain(self) -> None:
         """Let the oldest go until limits hold; a store without a disk forgets the rest."""
@@ -235,8 +231,8 @@ class Store(StoreReader):
             self._cache.discard(trajectory_id)
             self._on_remove(record)
             disk = self.disk
-            if disk is None or (resident is not None and disk.cancel(trajectory_id)):
-                self._leases.retire(Retired(record, resident, _nothing))
+            if disk is None or (resident is not None and disk.writer.cancel(trajectory_id)):
+                self._leases.retire(Retired(record, resident, lambda: None))
             else:
                 stored.append((record, resident))
         if removed and self.disk is not None:
@@ -244,7 +240,7 @@ class Store(StoreReader):
             ids = [record.trajectory_id for record, _ in stored]
             self.disk.forget(ids, self.index.numbering, self.schema)
             for record, resident in stored:
-                self._leases.retire(Retired(record, resident, _removal(self.disk, record)))
+                self._leases.retire(Retired(record, resident, partial(self.disk.remove, record)))
 
     def delete(self, trajectory_ids: Iterable[int]) -> None:
         """Take trajectories out for good.
@@ -256,9 +252,7 @@ class Store(StoreReader):
         """
         ids = list(trajectory_ids)
         with self._adding:
-            self._check_open()
-            if self.disk is not None:
-                self.disk.raise_failure_or_retry()
+            self._check_changeable()
             with self.lock:
                 self._discard(ids)
 
@@ -270,9 +264,7 @@ class Store(StoreReader):
             ClosedError: The store is closed.
         """
         with self._adding:
-            self._check_open()
-            if self.disk is not None:
-                self.disk.raise_failure_or_retry()
+            self._check_changeable()
             with self.lock:
                 self._discard([record.trajectory_id for record in self.index])
                 self._num_forgotten = self._num_forgotten_rows = 0
@@ -325,15 +317,15 @@ class Store(StoreReader):
             TimeLimitError: A reader did not end within `STALL_LIMIT_S`.
         """
         with self._adding:
-            if self.disk is None:
+            if self.is_closed:
                 return
-            self.disk.raise_failure_or_retry()
+            if self.disk is not None:
+                self.disk.writer.raise_failure_or_retry()
             with self.replacing():  # else threads that sample on and on would never all be out
-                self.disk.close(self.index.numbering)
-                self._is_closed = True
-
-    def _wait_for_readers(self) -> None:
-        self._wait_for(lambda: not self._leases.num_held, "all running reads to end")
+                if self.disk is not None:
+                    self.disk.close(self.index.numbering)
+                self.is_closed = True
+            self.listeners.tell()
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
@@ -349,7 +341,7 @@ class Store(StoreReader):
             self._is_replacing = True
         try:
             with self.lock:
-                self._wait_for_readers()
+                self._wait_for(lambda: not self._leases.num_held, "all running reads to end")
             yield
         finally:
             with self.lock:
@@ -403,15 +395,3 @@ class Store(StoreReader):
         """Keep all other threads from adding, deleting or loading until the block ends."""
         with self._adding:
             yield
-
-
-def _removal(disk: Disk, record: Record) -> Callable[[], None]:
-    return lambda: disk.remove(record)
-
-
-def _discarding(disk: Disk, record: Record) -> Callable[[], None]:
-    return lambda: disk.discard(record)
-
-
-def _nothing() -> None:
-    """Let go of a trajectory that memory alone held."""

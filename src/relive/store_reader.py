@@ -94,7 +94,8 @@ class StoreReader:
         self._resident: dict[int, Resident] = {}
         self._leases: Leases[Resident] = Leases()
         self._is_replacing = False
-        self._is_closed = False
+        self.is_closed = False
+        """Whether `close` came; look at it under the lock, or when nothing hangs on it."""
         if disk is not None:
             self.index = Index.over(disk.contents.records, disk.contents.numbering)
             self.schema = disk.contents.schema
@@ -145,7 +146,7 @@ class StoreReader:
         with self.lock:
             if self._is_replacing:
                 self._wait_for(lambda: not self._is_replacing, "a load or close() to end")
-            self._check_open()
+            self.check_open()
             if self.disk is not None:
                 self.disk.check_in_place()
             return _Held(self, self._leases.begin(), View(self.index.window(size), self.schema))
@@ -155,13 +156,13 @@ class StoreReader:
             self._leases.end(lease)
             self.changed.notify_all()
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         """Refuse what comes after `close`, or waited for its end.
 
         Raises:
             ClosedError: The store is closed.
         """
-        if self._is_closed:
+        if self.is_closed:
             raise ClosedError("the buffer is closed, but only an open one is of use; open another")
 
     def find(self, trajectory_id: int) -> tuple[Record, Resident | None]:

@@ -140,6 +140,37 @@ class Writer:
             None,
         )
 
+    def run(self, what: str, action: Callable[[], None]) -> None:
+        """Run something in the thread after all that is queued, and wait for it.
+
+        Args:
+            what: Says in an error what could not be done.
+            action: Is run once.
+
+        Raises:
+            StorageWriteError: Something queued before could not be written.
+            BaseException: What the action raised; it is not tried again.
+        """
+        raised: list[BaseException] = []
+        is_given_up = False
+
+        def act() -> None:
+            if is_given_up:
+                return
+            try:
+                action()
+            except BaseException as error:  # raised in the caller's thread below
+                raised.append(error)
+
+        self.submit(Job(what, act))
+        try:
+            self.drain(None)
+        except BaseException:  # Ctrl+C among others: nobody waits for the action any more
+            is_given_up = True
+            raise
+        if raised:
+            raise raised[0]
+
     def drain(self, timeout_s: float | None, *, with_idle: bool = False) -> None:
         """Wait until everything queued so far is done.
 

@@ -133,7 +133,7 @@ class Adapter:
             disk = self.buffer._store.disk
             assert disk is not None
             while not self.must_stop.is_set():
-                disk.run_now(
+                disk.writer.run(
                     "a fold", lambda: disk._journal._fold(lambda: time.sleep(relive_disk._YIELD_S))
                 )
                 self.num_folds += 1
