@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from unittest import mock
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from records import make_record
 from relive import index as index_module
+from relive import window as window_module
 from relive.errors import EvictedError, InvalidArgumentError
 from relive.index import MAX_ROW_ID, Index, Numbering
 from relive.record import Record
@@ -53,9 +54,23 @@ def check_window(window: Window, records: list[Record]) -> None:
     assert located.row_ids.tolist() == expected
     found = window.at(np.arange(window.num_rows))
     assert found.position.tolist() == owners
-    assert found.offsets.tolist() == [row for r in records for row in range(r.num_rows)]
     again = window.locate(found.row_ids)
-    assert again.offsets.tolist() == found.offsets.tolist()
+    assert again.counted.tolist() == found.counted.tolist()
+    offsets = found.counted - (window.ends - window.counts)[found.position]
+    assert offsets.tolist() == [row for r in records for row in range(r.num_rows)]
+
+
+def check_places(window: Window, records: list[Record]) -> None:
+    """Compare where a window says that rows are with what the records say."""
+    found = window.at(np.arange(window.num_rows))
+    expected = [
+        record.place + row if record.place >= 0 else -1
+        for record in records
+        for row in range(record.num_rows)
+    ]
+    for located in (found, window.locate(found.row_ids)):
+        assert np.maximum(located.places, -1).tolist() == expected
+    assert np.maximum(window.places, -1).tolist() == [record.place for record in records]
 
 
 class IndexAndList(RuleBasedStateMachine):
@@ -101,6 +116,15 @@ class IndexAndList(RuleBasedStateMachine):
         self.records = [record for record in self.records if record not in gone]
 
     @precondition(lambda self: self.records)
+    @rule(data=st.data(), segment=st.integers(0, 3), row=st.integers(0, 1 << 39))
+    def say_where_one_lies(self, data: st.DataObject, segment: int, row: int) -> None:
+        number = data.draw(st.integers(0, len(self.records) - 1))
+        location = {"segment": segment, "row": row}
+        placed = replace(self.records[number], location=location)
+        self.index.replace(placed)
+        self.records[number] = placed
+
+    @precondition(lambda self: self.records)
     @rule(num=st.integers(1, 3))
     def evict_the_oldest(self, num: int) -> None:
         for record in self.records[:num]:
@@ -113,6 +137,7 @@ class IndexAndList(RuleBasedStateMachine):
         records = self.records if size == 0 else self.records[-size:]
         window = self.index.window(size)
         check_window(window, records)
+        check_places(window, records)
         assert self.index.newest(size) == records
         self.windows = [*self.windows[-3:], (window, list(records))]
 
@@ -142,8 +167,9 @@ class BinnedIndexAndList(IndexAndList):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch = mock.patch.object(index_module, "MIN_TRAJECTORIES", 2)
-        self.patch.start()
+        self.patches = ExitStack()
+        self.patches.enter_context(mock.patch.object(index_module, "MIN_TRAJECTORIES", 2))
+        self.patches.enter_context(mock.patch.object(window_module, "_MANY", 0))
 
     @rule(num=st.integers(1, 200))
     def make_room(self, num: int) -> None:
@@ -155,7 +181,7 @@ class BinnedIndexAndList(IndexAndList):
         self._add(make_record(numbering.next_trajectory_id, numbering.next_row_id, num_steps))
 
     def teardown(self) -> None:
-        self.patch.stop()
+        self.patches.close()
 
 
 BinnedIndexAndList.TestCase.settings = settings(

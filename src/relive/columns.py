@@ -8,6 +8,7 @@ A column's name is its path: `{"curr_obs": {"states": x}}` is the one column
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from relive.errors import UnsupportedValueError
@@ -78,9 +79,16 @@ def unflatten(flat: Mapping[str, Leaf]) -> Tree:
     """
     tree: Tree = {}
     for path, leaf in flat.items():
-        *parents, key = path.split(SEPARATOR)
+        parents, key = _split(path)
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})
         node[key] = leaf
     return tree
+
+
+@lru_cache(maxsize=4096)
+def _split(path: str) -> tuple[tuple[str, ...], str]:
+    """Return the dicts that a path leads through, and its last key; each batch asks again."""
+    *parents, key = path.split(SEPARATOR)
+    return tuple(parents), key

@@ -20,7 +20,7 @@ from relive.id_table import IdTable
 from relive.record import Record
 from relive.record_table import RecordTable
 from relive.row_bins import MIN_TRAJECTORIES, BinsView, RowBins
-from relive.window import RowOrder, Window
+from relive.window import RowOrder, Window, origins_of
 
 __all__ = ["MAX_ROW_ID", "Index", "Numbering"]
 
@@ -31,7 +31,7 @@ _MAX_TRAJECTORY_ID = 1 << 62
 
 _START_AGAIN = "load the checkpoint into an empty folder"
 
-_COLUMNS = ("trajectory_id", "first_row_id", "end", "count", "num_envs", "place")
+_COLUMNS = ("trajectory_id", "first_row_id", "end", "count", "num_envs", "origin")
 _BLOCK = 256  # records looked up at once by those who go through all
 
 _RANK_SPACING = 1 << 40
@@ -131,6 +131,7 @@ class Index:
         self._rows = IdTable(dict.fromkeys(_COLUMNS, "int64"))
         self._size_bytes = 0
         self._is_ordered = True
+        self._num_alike = 0  # of the newest, how many have the same number of rows
         self._by_row: tuple[tuple[int, int], RowOrder] | None = None
         self._latest: tuple[tuple[int, int], Window] | None = None
         self._bins: RowBins | None = None
@@ -151,15 +152,17 @@ class Index:
         index._stored = stored
         counts = stored.column("num_rows").astype(np.int64)
         firsts = stored.column("first_row_id").astype(np.int64)
+        ends = np.cumsum(counts)
         columns = (
             stored.column("trajectory_id").astype(np.int64),
             firsts,
-            np.cumsum(counts),
+            ends,
             counts,
             stored.column("num_envs").astype(np.int64),
-            stored.column("place").astype(np.int64),
+            origins_of(stored.column("place").astype(np.int64), ends - counts),
         )
         index._rows = IdTable.of(dict(zip(_COLUMNS, columns, strict=True)))
+        index._num_alike = _num_alike(counts)
         index._is_ordered = bool((firsts[1:] >= firsts[:-1]).all())
         index._size_bytes = stored.size_bytes
         index.window(0)  # which sorts what is to be searched, once
@@ -238,21 +241,23 @@ class Index:
                 f"trajectory {record.trajectory_id} is in the index already, but an id stands for "
                 "one trajectory; remove it first"
             )
-        firsts, end = self._rows.column("first_row_id", 1), 0
+        firsts, start = self._rows.column("first_row_id", 1), 0
         if not len(firsts):
-            self._is_ordered = True
+            self._is_ordered, self._num_alike = True, 1
         else:
-            end = int(self._rows.column("end", 1)[0])
+            start = int(self._rows.column("end", 1)[0])
             self._is_ordered &= record.first_row_id >= int(firsts[0])
+            is_alike = record.num_rows == self._rows.column("count", 1)[0]
+            self._num_alike = self._num_alike + 1 if is_alike else 1
         self._rows.append(
             record.trajectory_id,
             record.first_row_id,
-            end + record.num_rows,
+            start + record.num_rows,
             record.num_rows,
             record.num_envs,
-            record.place,
+            _origin(record, start),
         )
-        if self._bins is not None and not self._bins.append(end + record.num_rows):
+        if self._bins is not None and not self._bins.append(start + record.num_rows):
             self._bins = None
         self._held[record.trajectory_id] = record
         self._size_bytes += record.size_bytes
@@ -276,7 +281,7 @@ class Index:
             begin = int(ends[0] - columns["count"][0])
             bins = RowBins(ends, begin, len(columns["end"]) - len(ends))
         with lock:
-            self._rows.move_to(columns, ["place"])
+            self._rows.move_to(columns, ["origin"])
             self._bins, self._binned = bins, (self._rows.num_moves, self._rows.start)
 
     def replace(self, record: Record) -> None:
@@ -292,7 +297,9 @@ class Index:
             self._held[one] = record
         self._latest = None
         # also in the windows taken before: where it lay it lies no longer
-        self._rows.change(self._rows.row_of(one), "place", record.place)
+        row = self._rows.row_of(one)
+        start = int(self._rows.column("end")[row] - self._rows.column("count")[row])
+        self._rows.change(row, "origin", _origin(record, start))
 
     def remove(self, trajectory_ids: Iterable[int]) -> list[Record]:
         """Take records out.
@@ -310,7 +317,12 @@ class Index:
             self._held.pop(record.trajectory_id, None)
             self._size_bytes -= record.size_bytes
         if self._rows.remove([record.trajectory_id for record in removed]):
-            self._rows.set_column("end", np.cumsum(self._rows.column("count")))
+            counts = self._rows.column("count")
+            places = self._rows.column("origin") + self._rows.column("end") - counts
+            ends = np.cumsum(counts)
+            self._rows.set_column("end", ends)
+            self._rows.set_column("origin", origins_of(places, ends - counts))
+            self._num_alike = _num_alike(counts)
             self._bins = None
         self.version += 1
         return removed
@@ -324,14 +336,16 @@ class Index:
 
     def _take_window(self, size: int) -> Window:
         columns = {name: self._rows.column(name, size) for name in _COLUMNS}
+        counts = columns["count"]
         by_row = None if self._is_ordered else self._sorted_by_row(columns["first_row_id"])
         return Window(
             trajectory_ids=columns["trajectory_id"],
             first_row_ids=columns["first_row_id"],
             ends=columns["end"],
-            counts=columns["count"],
+            counts=counts,
             num_envs=columns["num_envs"],
-            places=columns["place"],
+            origins=columns["origin"],
+            rows_each=int(counts[-1]) if 0 < len(counts) <= self._num_alike else 0,
             by_row=by_row,
             bins=self._view_bins(columns["end"]),
         )
@@ -357,3 +371,13 @@ class Index:
         """Become a forked child's copy."""
         if self._stored is not None:
             self._stored.after_fork()
+
+
+def _origin(record: Record, start: int) -> int:
+    return int(origins_of(np.asarray(record.place), np.asarray(start)))
+
+
+def _num_alike(counts: NDArray[np.int64]) -> int:
+    """Return how many at the end are the same number."""
+    others = np.flatnonzero(counts != counts[-1:])
+    return len(counts) - (int(others[-1]) + 1 if len(others) else 0)

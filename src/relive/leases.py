@@ -56,6 +56,8 @@ class Leases(Generic[Resident]):
     def end(self, lease: int) -> None:
         """Give a lease back, and let go what nobody else may read."""
         del self._held[lease]
+        if not self._retired:
+            return
         oldest = min(self._held.values(), default=self._epoch + 1)
         while self._retired and self._retired[0][0] <= oldest - 1:
             _, retired = self._retired.popleft()

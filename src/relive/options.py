@@ -44,6 +44,8 @@ def check_count(name: str, number: Any, least: int = 1) -> int:
     Raises:
         InvalidArgumentError: It is not.
     """
+    if type(number) is int and number >= least:  # as nearly always; the rest takes its time
+        return number
     if not is_count(number, least):
         is_integer = isinstance(number, (int, np.integer)) and not isinstance(number, bool)
         cure = f"give {least} or more" if is_integer else "give a whole number, as int() makes one"

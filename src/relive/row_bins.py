@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 __all__ = ["MIN_TRAJECTORIES", "BinsView", "RowBins"]
 
-MIN_TRAJECTORIES = 1 << 15
-"""With fewer trajectories bisection is as fast."""
+MIN_TRAJECTORIES = 64
+"""With fewer trajectories there are no bins."""
 
 _MOST_STEPS = 8
 

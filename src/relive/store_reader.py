@@ -154,7 +154,8 @@ class StoreReader:
     def _let_go(self, lease: int) -> None:
         with self.lock:
             self._leases.end(lease)
-            self.changed.notify_all()
+            if self._is_replacing:  # only then somebody waits for it
+                self.changed.notify_all()
 
     def check_open(self) -> None:
         """Refuse what comes after `close`, or waited for its end.

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from relive.errors import EvictedError
 from relive.row_bins import BinsView
 
-__all__ = ["Located", "RowOrder", "Window", "evicted_rows"]
+__all__ = ["Located", "RowOrder", "Window", "evicted_rows", "origins_of"]
 
-_MANY = 512  # trajectories or rows, from which on a guess beats a search
+_MANY = 4096  # trajectories and rows, from which on bins beat bisection
+_NOWHERE = -(1 << 62)
 
 
 class RowOrder:
@@ -51,8 +52,11 @@ class Window:
     """Rows of each trajectory, `[W]`."""
     num_envs: NDArray[np.int64]
     """B of each trajectory, `[W]`."""
-    places: NDArray[np.int64]
-    """`Record.place` of each trajectory, `[W]`."""
+    origins: NDArray[np.int64]
+    """`Record.place` of each trajectory less where it begins, counted as `ends` are, `[W]`; see
+    `origins_of`."""
+    rows_each: int = 0
+    """How many rows each of them has, when all have the same number; else 0."""
     by_row: RowOrder | None = field(default=None, repr=False)
     """The order of first row ids; None when trajectories are in it."""
     bins: BinsView | None = field(default=None, repr=False)
@@ -67,32 +71,25 @@ class Window:
     def _base(self) -> int:
         return int(self.ends[0]) - int(self.counts[0])
 
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """`Record.place` of each trajectory, below 0 where it is -1, `[W]`."""
+        return self.origins + self.ends - self.counts
+
     def at(self, numbers: NDArray[np.int64]) -> Located:
         """Find the rows with these numbers, each in `[0, num_rows)`."""
         if not len(numbers):
-            return Located(self, numbers, offsets=numbers)
-        absolute = numbers + self._base
-        position = self._find(absolute)
-        absolute -= self.ends.take(position)
-        absolute += self.counts.take(position)
-        return Located(self, position, offsets=absolute)
+            return Located(self, numbers, counted=numbers)
+        if self.rows_each:
+            return Located(self, numbers // self.rows_each, counted=numbers + self._base)
+        counted = numbers + self._base
+        return Located(self, self._find(counted), counted=counted)
 
-    def _find(self, absolute: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _find(self, counted: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return which trajectory each row is of, given its number counted as `ends` are."""
-        if self.bins is not None:
-            return self.bins.search(self.ends, absolute)
-        num, base = len(self.ends), self._base
-        if num < _MANY and len(absolute) < _MANY:
-            return self.ends.searchsorted(absolute, side="right")
-        # trajectories are often of one length; then this is right, with three looks and not twenty
-        share = num / (int(self.ends[-1]) - base)
-        position = ((absolute - base) * share).astype(np.int64)
-        np.minimum(position, num - 1, out=position)
-        ends = self.ends.take(position)
-        is_wrong = (absolute >= ends) | (absolute < ends - self.counts.take(position))
-        if is_wrong.any():
-            position[is_wrong] = self.ends.searchsorted(absolute[is_wrong], side="right")
-        return position
+        if self.bins is not None and len(self.ends) + len(counted) >= _MANY:
+            return self.bins.search(self.ends, counted)
+        return self.ends.searchsorted(counted, side="right")
 
     def row_ids(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Turn row numbers of the window, each in `[0, num_rows)`, into row ids."""
@@ -124,7 +121,7 @@ class Window:
 class Located:
     """Rows of a window by the trajectory that each is of; what else they are is told on demand."""
 
-    __slots__ = ("_offsets", "_rows", "position", "window")
+    __slots__ = ("_counted", "_rows", "position", "window")
 
     def __init__(
         self,
@@ -132,7 +129,7 @@ class Located:
         position: NDArray[np.int64],
         *,
         rows: NDArray[np.int64] | None = None,
-        offsets: NDArray[np.int64] | None = None,
+        counted: NDArray[np.int64] | None = None,
     ) -> None:
         """Take what is known.
 
@@ -140,14 +137,15 @@ class Located:
             window: Has the rows.
             position: Of each row's trajectory in the window, `[N]`.
             rows: Row number `t * B + b` in it, `[N]`; or
-            offsets: the same counted env after env, `b * T + t`, `[N]`.
+            counted: its number env after env, `b * T + t`, plus where the trajectory begins,
+                counted as the window's `ends` are, `[N]`.
         """
         self.window = window
         """Has the rows."""
         self.position = position
         """Of each row's trajectory in the window, `[N]`."""
         self._rows = rows
-        self._offsets = offsets
+        self._counted = counted
 
     def __len__(self) -> int:
         """Return N."""
@@ -157,21 +155,23 @@ class Located:
     def rows(self) -> NDArray[np.int64]:
         """Number `t * B + b` of each row in its trajectory, `[N]`."""
         if self._rows is None:
-            assert self._offsets is not None, "one of both is given"
+            assert self._counted is not None, "one of both is given"
+            counts = self.window.counts.take(self.position)
             num_envs = self.window.num_envs.take(self.position)
-            num_steps = self.window.counts.take(self.position) // num_envs
-            self._rows = _transposed(self._offsets, num_steps, num_envs)
+            offsets = self._counted - self.window.ends.take(self.position) + counts
+            self._rows = _transposed(offsets, counts // num_envs, num_envs)
         return self._rows
 
     @property
-    def offsets(self) -> NDArray[np.int64]:
-        """Number `b * T + t` of each row in its trajectory, `[N]`."""
-        if self._offsets is None:
+    def counted(self) -> NDArray[np.int64]:
+        """Number `b * T + t` of each row in its trajectory, plus where that begins, `[N]`."""
+        if self._counted is None:
             assert self._rows is not None, "one of both is given"
+            counts = self.window.counts.take(self.position)
             num_envs = self.window.num_envs.take(self.position)
-            num_steps = self.window.counts.take(self.position) // num_envs
-            self._offsets = _transposed(self._rows, num_envs, num_steps)
-        return self._offsets
+            offsets = _transposed(self._rows, num_envs, counts // num_envs)
+            self._counted = offsets + self.window.ends.take(self.position) - counts
+        return self._counted
 
     @property
     def row_ids(self) -> NDArray[np.int64]:
@@ -180,8 +180,27 @@ class Located:
 
     @property
     def places(self) -> NDArray[np.int64]:
-        """`Record.place` of each row's trajectory, `[N]`."""
-        return self.window.places.take(self.position)
+        """Where each row is: segment and row in it, as `Record.place` has them of row 0, `[N]`.
+
+        Below 0 for rows of trajectories that lie in no segment.
+        """
+        places = self.window.origins.take(self.position)
+        places += self.counted
+        return places
+
+
+def origins_of(places: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return what makes a row's place of its number, by one addition.
+
+    Args:
+        places: `Record.place` of each trajectory, -1 for none, `[W]`.
+        starts: Number of the first row of each, counted as `Window.ends` are, `[W]`.
+
+    Returns:
+        int64 `[W]`; of trajectories without a place so low that with any number added it is
+        below 0.
+    """
+    return np.where(places < 0, _NOWHERE, places - starts)
 
 
 def _transposed(

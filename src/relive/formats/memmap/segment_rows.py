@@ -111,7 +111,7 @@ class SegmentRows:
         self.records.take(segments, places, {0: scratch.records})
         for name, column in scratch.columns.items():
             if name in items:
-                np.copyto(items[name], column)
+                items[name][...] = column
         for table, group in zip(self.frames, self.spec.groups, strict=True):
             outputs = {
                 further: items[one.name]

@@ -197,7 +197,7 @@ class MappedTable(Table):
         # "clip" makes the last of those that are not there, which is never known
         rows = self._shifts.take(segments, mode="clip")
         rows += places
-        if rows.min(initial=0) < 0:
+        if len(rows) and rows[rows.argmin()] < 0:
             raise UnknownSegmentError
         if len(self._ranges) == 1:
             self._take_from(0, rows, outputs)
@@ -213,8 +213,11 @@ class MappedTable(Table):
     def _take_from(
         self, number: int, rows: NDArray[np.int64], outputs: Mapping[int, NDArray[Any]]
     ) -> None:
+        if not self.announcer.is_on and len(rows) * self.row_bytes < _MANY_BYTES:
+            self._copy(number, rows, outputs)
+            return
         first = 0
-        if not self.announcer.is_on and len(rows) * self.row_bytes >= _MANY_BYTES:
+        if not self.announcer.is_on:
             # a sixteenth tells whether the others are cold too, before each of them is waited for
             first = len(rows) // 16
             self._copy(number, rows[:first], {n: out[:first] for n, out in outputs.items()})
