@@ -615,7 +615,7 @@ class TestSyncing:
             buffer.flush()
             with monkeypatch.context() as patch:
                 patch.setattr(files, "sync_file", wait)
-                patch.setattr("relive.disk._SYNC_SECONDS", 0.0)
+                patch.setattr("relive.unsynced._MOST_SECONDS", 0.0)
                 buffer.add_trajectories([traj(2)])
                 assert is_syncing.wait(LONG_S)
                 assert ks_of(buffer) == {0, 1, 2}
