@@ -18,7 +18,7 @@ from buffers import open_store
 from relive import TrajectoryReplayBuffer, announcing
 from relive.announcing import Announcer, announce
 from relive.formats.memmap import tables
-from trajectories import check_rows, same_trajectory, traj
+from trajectories import WIDE, check_rows, same_trajectory, traj
 
 PAGE = 4096
 
@@ -113,7 +113,7 @@ class TestAnnouncer:
         left_out = set()
         for _ in range(20):
             told.calls.clear()
-            announcer.announce(starts, 8)
+            announce(*announcer.ranges(starts, 8))
             missing = set(range(num)) - {first // 2 for first, _ in told.ranges}
             assert 1 <= len(missing) <= 8
             left_out |= missing
@@ -122,7 +122,7 @@ class TestAnnouncer:
 
     def test_of_wide_rows_only_the_first_page_of_a_few_is_left_out(self, told: Told) -> None:
         announcer = Announcer()
-        announcer.announce(np.arange(256) * 16 * PAGE, 12 * PAGE)
+        announce(*announcer.ranges(np.arange(256) * 16 * PAGE, 12 * PAGE))
         missing = {first // 16 for first, num in told.ranges if num == 11}
         assert len(told.ranges) == announcer.num_announced == 256
         assert all([first % 16, num] in ([0, 12], [1, 11]) for first, num in told.ranges)
@@ -131,11 +131,11 @@ class TestAnnouncer:
     @pytest.mark.parametrize("num", [1, 2, 3])
     def test_a_small_batch_is_told_whole(self, num: int, told: Told) -> None:
         announcer = Announcer()
-        announcer.announce(np.arange(num) * 2 * PAGE, 8)
+        announce(*announcer.ranges(np.arange(num) * 2 * PAGE, 8))
         assert len(told.ranges) == announcer.num_announced == num
 
     def test_nothing_is_told_of_nothing(self, told: Told) -> None:
-        Announcer().announce(np.empty(0, np.int64), 8)
+        announce(*Announcer().ranges(np.empty(0, np.int64), 8))
         assert told.calls == []
 
 
@@ -232,6 +232,31 @@ class TestColdRows:
             more = [one.num_announced for one in store.announcers]
             check_rows(store.buffer.sample(256))
             assert [one.num_announced for one in store.announcers] == more
+
+    def test_the_disk_reads_a_few_rows_ahead_of_those_that_are_copied(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        steps: list[tuple[str, int]] = []
+
+        def note_told(first: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+            steps.append(("told", len(first)))
+
+        def note_taken(table: Any, number: int, rows: NDArray[np.int64], outputs: Any) -> None:
+            steps.append(("taken", len(rows)))
+            take_rows(table, number, rows, outputs)
+
+        take_rows = tables.MappedTable._take_rows
+        store.turn_on()
+        monkeypatch.setattr(tables, "_CHUNK_BYTES", 50 * 4 * WIDE)  # 50 rows
+        monkeypatch.setattr(tables, "announce", note_told)
+        monkeypatch.setattr(tables.MappedTable, "_take_rows", note_taken)
+        check_rows(store.buffer.gather(np.arange(320)))
+        del steps[:2]  # of the records, which are small
+        assert [num for kind, num in steps if kind == "told"] == [50] * 6 + [20]
+        assert [num for kind, num in steps if kind == "taken"] == [50] * 6 + [20]
+        ahead = np.cumsum([1 if kind == "told" else -1 for kind, _ in steps])
+        assert ahead.min() == 0
+        assert ahead.max() == tables._CHUNKS_AHEAD
 
     def test_what_is_in_memory_turns_it_off_by_itself(self, store: Store) -> None:
         check_rows(store.buffer.gather(np.arange(1200)))  # all of it is read now

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from relive.dtypes import storage_dtype
 from relive.fields import EXTENDABLE_FIELDS, FLAG_FIELDS
-from relive.formats.base import row_source
-from relive.gather import KeptRows, RowBatch, RowSource, Wanted
+from relive.gather import KeptRows, RowBatch, RowSource, Wanted, row_source
 from relive.output_pool import OutputPool
 from relive.record import Record
 from relive.runs import drop_extra_rows

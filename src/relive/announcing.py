@@ -58,23 +58,27 @@ class Announcer:
         """Rows announced so far."""
         self._turn = 0
 
-    def announce(self, starts: NDArray[np.int64], row_bytes: int) -> None:
-        """Announce rows that are about to be copied, all but the first page of a few.
+    def ranges(
+        self, starts: NDArray[np.int64], row_bytes: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return what to announce of a batch: all but the first page of a few rows.
 
         Args:
-            starts: Address of each, `[N]`.
+            starts: Address of each row, `[N]`.
             row_bytes: What is read from there on.
+
+        Returns:
+            Addresses of the first byte of each and of the byte behind its last, `[N]`; of a row
+            that is not to be announced the first is not below the other.
         """
-        if len(starts):
-            self._turn += 1
-            # other places each time, and never all of a small batch
-            probes = np.arange(min(_NUM_PROBES, len(starts) // 4)) * (len(starts) // _NUM_PROBES)
-            first, ends = starts.copy(), starts + row_bytes
-            probes = (probes + self._turn) % len(starts)
-            first[probes] += PAGE_BYTES - first[probes] % PAGE_BYTES
-            told = first < ends
-            announce(first[told], ends[told])
-            self.num_announced += int(told.sum())
+        self._turn += 1
+        # other places each time, and never all of a small batch
+        probes = np.arange(min(_NUM_PROBES, len(starts) // 4)) * (len(starts) // _NUM_PROBES)
+        first, ends = starts.copy(), starts + row_bytes
+        probes = (probes + self._turn) % max(1, len(starts))
+        first[probes] += PAGE_BYTES - first[probes] % PAGE_BYTES
+        self.num_announced += int((first < ends).sum())
+        return first, ends
 
     def learn(self, num_faults: int, num_rows: int) -> None:
         """Learn from the faults of a copy whether rows are cold.
@@ -91,8 +95,13 @@ def announce(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
 
     Args:
         starts: Address of the first byte of each, `[N]`, in any order.
-        ends: Address of the byte behind its last, `[N]`.
+        ends: Address of the byte behind its last, `[N]`; rows whose first is not below it are
+            passed over.
     """
+    is_told = starts < ends
+    if not is_told.any():
+        return
+    starts, ends = starts[is_told], ends[is_told]
     # [N] -> [N, 2]: first page, and one past the last
     pages = np.stack([starts // PAGE_BYTES, -(-ends // PAGE_BYTES)], axis=1)
     pages = pages[np.argsort(pages[:, 0], kind="stable")]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any, NoReturn, TypeVar, get_args
@@ -36,7 +36,7 @@ from relive.folder import ASIDE_NAME, IfExists, OpenedFolder, open_folder
 from relive.forking import Forking
 from relive.format_set import FormatSet
 from relive.formats import Format
-from relive.formats.base import no_progress
+from relive.formats.base import Progress, no_progress
 from relive.index_file import METADATA_NAME, IndexContents, read_metadata
 from relive.journal_replay import Replay
 from relive.lifetime import close_at_exit, leave_alone, watch_forks
@@ -371,7 +371,7 @@ class TrajectoryReplayBuffer(BufferReader):
         self,
         save_path: str | os.PathLike[str],
         *,
-        progress: Callable[[int], object] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """Save the window and everything needed to go on from it. The buffer is unchanged.
 
@@ -417,7 +417,7 @@ class TrajectoryReplayBuffer(BufferReader):
         local_rank: int = 0,
         world_size: int = 1,
         *,
-        progress: Callable[[int], object] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """Let the trajectories of a checkpoint take the place of what the buffer holds.
 
@@ -487,7 +487,7 @@ class TrajectoryReplayBuffer(BufferReader):
         self,
         path: Path,
         rank: tuple[int, int] | None,
-        progress: Callable[[int], object] | None,
+        progress: Progress | None,
     ) -> tuple[Checkpoint, BufferState | None, int, int]:
         """Let a checkpoint, or a rank's shard of it, take the place of what the store holds.
 

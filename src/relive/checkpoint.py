@@ -35,7 +35,7 @@ from relive.index_file import (
     write_metadata,
 )
 from relive.index_writer import IndexWriter
-from relive.record import PLACE_BITS, Record
+from relive.record import Record, segments_of
 from relive.record_table import RecordTable
 from relive.store import Store
 from relive.store_reader import View
@@ -180,7 +180,7 @@ def _one_of_each_file(records: RecordTable) -> list[int]:
     """
     places = records.column("place")
     order = np.argsort(places, kind="stable")
-    segments = places[order] >> PLACE_BITS
+    segments = segments_of(places[order])
     is_last = np.append(segments[1:] != segments[:-1], True)[: len(order)]
     chosen = order[is_last | (segments < 0)]
     return [int(one) for one in records.column("trajectory_id")[chosen]]

@@ -35,7 +35,7 @@ from relive.index_file import INDEX_NAME, METADATA_NAME
 from relive.journal_lines import JOURNAL_NAME
 from relive.journal_replay import PREVIOUS_SUFFIX, Replay, replay
 from relive.locks import LOCK_NAME, FolderLock
-from relive.record import PLACE_BITS, Record
+from relive.record import Record, segments_of
 from relive.warning import cause_of, warn
 
 __all__ = [
@@ -221,7 +221,7 @@ def _repair(folder: Path, formats: FormatSet, found: Replay) -> None:
     matches = [(name, match) for name in names if (match := _TRAJECTORY_FILE.fullmatch(name))]
     ids = set(records) if matches else set()
     orphans = [(name, int(match[1])) for name, match in matches if int(match[1]) not in ids]
-    numbers = np.unique(records.column("place") >> PLACE_BITS).tolist()
+    numbers = np.unique(segments_of(records.column("place"))).tolist()
     known = {segment_path(folder, number).name for number in numbers if number >= 0}
     inside = [name.removeprefix(f"{SEGMENTS_NAME}/") for name in names if "/" in name]
     segments = [f"{SEGMENTS_NAME}/{name}" for name in inside if name not in known]

@@ -51,6 +51,11 @@ class FormatSet:
             self._by_name.setdefault(name, create_format(name, allow_pickle=self._allow_pickle))
         return self._by_name[name]
 
+    @property
+    def placed(self) -> Format:
+        """The format whose records have a place (`Record.place`)."""
+        return self.named("memmap")
+
     def with_files(self, name: str) -> FileFormat:
         """Return a format by name that has a file for each trajectory.
 
@@ -77,9 +82,10 @@ class FormatSet:
             StorageError: The disk refused.
             CorruptFileError: A file is cut or damaged.
         """
+        formats = {form.name: form for form in self._by_name.values()}
         if (index.window(0).places >= 0).any():
-            self.named("memmap")
-        for one in list(self._by_name.values()):
+            formats[self.placed.name] = self.placed
+        for one in formats.values():
             one.take_up(folder, index, limits)
 
     def wasteful(self, folder: Path, window: Window) -> list[list[int]]:

@@ -21,8 +21,9 @@ from relive.fields import FLAG_FIELDS
 from relive.output_pool import Outputs
 from relive.record import Record
 from relive.runs import extended_rows
+from relive.snapshot import Snapshot
 
-__all__ = ["KeptRows", "Lacking", "RowBatch", "RowSource", "Wanted"]
+__all__ = ["KeptRows", "Lacking", "RowBatch", "RowSource", "Wanted", "row_source"]
 
 Lacking = Mapping[str, NDArray[np.int64]]
 """Columns that rows lack, and the positions of those rows in the batch."""
@@ -167,3 +168,14 @@ def _items(column: NDArray[Any]) -> Items:
     # [rows, ...] -> [rows, bytes] -> [rows] of items
     flat = column.reshape(len(column), -1)
     return flat.view(np.dtype((np.void, flat.shape[1] * flat.itemsize)))[:, 0]
+
+
+def row_source(snapshot: Snapshot) -> RowSource:
+    """Return the columns of a snapshot as rows, `[T * B, ...]` or `[(T + E) * B, ...]`."""
+    return {
+        # [T, B, ...] -> [T * B, ...]; -1 would not do for rows of no width
+        name: column.values.reshape(
+            column.values.shape[0] * column.values.shape[1], *column.values.shape[2:]
+        )
+        for name, column in snapshot.columns.items()
+    }

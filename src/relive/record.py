@@ -11,13 +11,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import xxhash
 
 from relive.dtypes import storage_dtype
 from relive.errors import CorruptFileError, FormatVersionError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["ColumnLayout", "Layout", "Record", "interned", "natural", "quoted_weights_id"]
 
@@ -172,6 +176,12 @@ def natural(number: Any) -> int:
 
 PLACE_BITS = 40
 """A place is a segment's number shifted left by so many bits, plus a row in the segment."""
+
+
+def segments_of(places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the numbers of the segments that places are in, below 0 where a place is."""
+    return places >> PLACE_BITS
+
 
 CHECKSUM_BYTES = 8
 """Bytes of the checksum of one column."""

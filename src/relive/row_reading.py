@@ -79,7 +79,7 @@ def _fill_placed(
         is_other = np.zeros(len(places), np.bool_)
         is_other[others] = True
         places[others] = places[np.argmin(is_other)]
-    form = disk.formats.named("memmap")
+    form = disk.formats.placed
     lacking = form.gather_placed(disk.folder, places, outputs)
     for name, positions in lacking.items():
         outputs.columns[name][positions] = _default(plan.schema, name)

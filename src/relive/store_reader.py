@@ -17,8 +17,7 @@ from relive.batches import BatchPlan
 from relive.cache import TrajectoryCache
 from relive.disk import Disk
 from relive.errors import ClosedError, TimeLimitError
-from relive.formats.base import row_source
-from relive.gather import KeptRows, RowSource
+from relive.gather import KeptRows, RowSource, row_source
 from relive.index import Index
 from relive.leases import Leases
 from relive.output_pool import OutputPool

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from relive import files
-from relive.formats.base import Copier, Format, Progress, check_size, naming, no_progress
+from relive.formats.base import Copier, Format, Progress, no_progress
+from relive.formats.checking import check_size, naming
 from relive.record import Record, quoted_weights_id
 from relive.trajectory import Trajectory
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, ClassVar
 from relive import files
 from relive.columns import Tree
 from relive.errors import CorruptFileError, UnsafePickleError
-from relive.formats.base import check_size, check_snapshot, naming, row_source
+from relive.formats.checking import check_size, check_snapshot, naming
 from relive.formats.contents import (
     file_tree,
     import_torch,
@@ -29,7 +29,7 @@ from relive.formats.file_format import FileFormat
 from relive.formats.layouts import layout_of
 from relive.formats.tensorpickle import TensorGlobals
 from relive.formats.unpickle import unpickle
-from relive.gather import RowSource
+from relive.gather import RowSource, row_source
 from relive.record import Record, shared_location
 from relive.snapshot import Snapshot
 from relive.trajectory import Trajectory

@@ -20,7 +20,7 @@ from relive import files
 from relive.columns import Tree, flatten
 from relive.dtypes import storage_dtype
 from relive.errors import CorruptFileError
-from relive.formats.base import check_size, check_snapshot, naming
+from relive.formats.checking import check_size, check_snapshot, naming
 from relive.formats.contents import (
     OURS,
     file_tree,

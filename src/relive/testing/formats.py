@@ -25,8 +25,8 @@ from hypothesis import HealthCheck, given, settings
 from relive import files
 from relive.dtypes import storage_dtype
 from relive.errors import CorruptFileError
-from relive.formats.base import Format, row_source
-from relive.gather import RowBatch, Wanted
+from relive.formats.base import Format
+from relive.gather import RowBatch, Wanted, row_source
 from relive.output_pool import OutputPool
 from relive.record import Record
 from relive.snapshot import Snapshot

@@ -18,18 +18,12 @@ from numpy.typing import NDArray
 from relive import files
 from relive.dtypes import MOST_ITEM_BYTES
 from relive.errors import CorruptFileError, MissingFileError, StorageError, UnsupportedValueError
-from relive.formats.base import (
-    Copier,
-    Format,
-    Progress,
-    check_snapshot,
-    naming,
-    no_progress,
-    row_source,
-)
+from relive.formats.base import Copier, Format, Progress, no_progress
+from relive.formats.checking import check_snapshot, naming
 from relive.formats.layouts import layout_of
 from relive.formats.memmap.packing import RecordScratch, pack, spec_of, unpack, unpack_side
 from relive.formats.memmap.segment_files import (
+    SEGMENTS_NAME,
     SIDE_NAME,
     Ends,
     SegmentHead,
@@ -40,12 +34,12 @@ from relive.formats.memmap.segment_folder import SegmentFolder
 from relive.formats.memmap.segment_rows import ROWS_NAME
 from relive.formats.memmap.segment_texts import TEXTS_NAME, read_texts
 from relive.formats.memmap.tables import MappedTable, ReadTable, Table
-from relive.gather import Lacking, RowSource
+from relive.gather import Lacking, RowSource, row_source
 from relive.index import Index
 from relive.limits import Limits
 from relive.options import check_choice, check_count
 from relive.output_pool import Outputs
-from relive.record import PLACE_BITS, Record
+from relive.record import Record, segments_of
 from relive.snapshot import Snapshot
 from relive.texts import TextGroup
 from relive.window import Window
@@ -110,7 +104,7 @@ class MemmapFormat(Format):
         window = index.window(0)
         is_placed = window.places >= 0
         order = np.argsort(window.places[is_placed])
-        segments = window.places[is_placed][order] >> PLACE_BITS
+        segments = segments_of(window.places[is_placed][order])
         numbers, starts, num_live = np.unique(segments, return_index=True, return_counts=True)
         last = window.trajectory_ids[is_placed][order][starts + num_live - 1]
         known = self._folder(folder)
@@ -157,7 +151,7 @@ class MemmapFormat(Format):
     def _unpack(self, folder: Path, record: Record) -> Snapshot:
         path = self.path(folder, record)
         with naming(path, record):
-            head = self._folder(folder).head(record.location["segment"])
+            head = self._folder(folder).reader.head(record.location["segment"])
             spec, location = head.spec, record.location
             side = _read(path / SIDE_NAME, location["side"], location["side_bytes"])
             entry, _ = unpack_side(side.tobytes())
@@ -181,24 +175,18 @@ class MemmapFormat(Format):
     def gather_placed(self, folder: Path, places: NDArray[np.int64], outputs: Outputs) -> Lacking:
         """Copy rows out of the segments; see `Format.gather_placed`."""
         try:
-            return self._folder(folder).gather(places, outputs)
+            return self._folder(folder).reader.gather(places, outputs)
         except StorageError:
             raise
-        except (OSError, EOFError) as error:
-            kind: type[CorruptFileError | StorageError] = StorageError
-            if isinstance(error, (EOFError, FileNotFoundError)):
-                kind = CorruptFileError if isinstance(error, EOFError) else MissingFileError
-            raise kind(
-                f"a segment of {str(folder)!r} cannot be read: {error}; look at the disk, or "
-                "restore it from a copy",
-                path=str(getattr(error, "filename", None) or folder),
-            ) from error
+        except (OSError, EOFError):
+            with naming(folder / SEGMENTS_NAME):  # only now, for it takes its time
+                raise
 
     def text_groups(
         self, folder: Path, places: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> Iterator[TextGroup]:
         """Tell what codes stand for, segment by segment; see `Format.text_groups`."""
-        segments = places[positions] >> PLACE_BITS
+        segments = segments_of(places[positions])
         for segment in np.unique(segments).tolist():
             path = segment_path(folder, segment)
             yield positions[segments == segment], partial(_texts_of, path)
@@ -210,7 +198,7 @@ class MemmapFormat(Format):
     def is_whole(self, folder: Path, record: Record) -> bool:
         """Tell whether the segment reaches to the trajectory's end; see `Format.is_whole`."""
         try:
-            self._folder(folder).check_whole(record)
+            self._folder(folder).reader.check_whole(record)
         except (FileNotFoundError, CorruptFileError):
             return False
         return True
@@ -231,7 +219,7 @@ class MemmapFormat(Format):
         def copy(record: Record) -> Record:
             segment = record.location["segment"]
             with naming(self.path(source, record), record):
-                known.check_whole(record)
+                known.reader.check_whole(record)
             if segment not in numbers:
                 number = segment if store is None else self._folder(store).new_number()
                 path = segment_path(target, number)
@@ -259,7 +247,7 @@ class MemmapFormat(Format):
         here, there = self.path(folder, record), segment_path(target, segment)
         is_last = known.is_last(record)
         if files.exists(there):
-            if SegmentHead.read(there).uuid != known.head(segment).uuid:
+            if SegmentHead.read(there).uuid != known.reader.head(segment).uuid:
                 raise CorruptFileError(
                     f"{str(there)!r} is another segment than {str(here)!r}, but stands in its "
                     "place; move it away",
@@ -291,7 +279,7 @@ class MemmapFormat(Format):
         """Return the trajectories of segments that hold others no more; see `Format.wasteful`."""
         order = np.argsort(window.places, kind="stable")
         order = order[np.searchsorted(window.places[order], 0) :]
-        segments = window.places[order] >> PLACE_BITS
+        segments = segments_of(window.places[order])
         if not len(order):
             return []
         numbers, starts = np.unique(segments, return_index=True)
@@ -299,7 +287,7 @@ class MemmapFormat(Format):
         for segment, mine in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
             path = segment_path(folder, segment)
             with naming(path):
-                ends = Ends.of_files(path, known.head(segment).spec)
+                ends = Ends.of_files(path, known.reader.head(segment).spec)
             if int(window.counts[mine].sum()) < ends.rows:
                 known.seal(segment)
                 found.append(window.trajectory_ids[mine].tolist())
@@ -339,14 +327,10 @@ def _texts_of(path: Path, codes: Sequence[int]) -> list[str]:
     with naming(path / TEXTS_NAME):
         try:
             return read_texts(path, codes)
-        except EOFError as error:
-            raise CorruptFileError(f"it is cut: {error}") from error
         except UnicodeDecodeError as error:
             raise CorruptFileError(f"it holds no text: {error}") from error
 
 
 def _read(path: Path, start: int, size: int) -> NDArray[np.uint8]:
-    try:
+    with naming(path):
         return np.frombuffer(files.read_part(path, start, size), np.uint8)
-    except EOFError as error:
-        raise CorruptFileError(f"{path.name} is cut: {error}") from error

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from relive import files
 from relive.address_range import AddressRange
-from relive.announcing import Announcer, num_faults
+from relive.announcing import Announcer, announce, num_faults
 from relive.errors import CorruptFileError
 from relive.record import PLACE_BITS
 
@@ -28,6 +28,8 @@ __all__ = ["MappedTable", "ReadTable", "Table", "UnknownSegmentError"]
 
 _RANGE_BITS = 48  # a row of the ranges is a range's number shifted left, plus a row in it
 _MANY_BYTES = 512 << 10
+_CHUNK_BYTES = 2 << 20
+_CHUNKS_AHEAD = 4  # of what is copied next
 _UNKNOWN = int(np.iinfo(np.int64).min)  # with any place added it is still below 0
 _MOST_OPEN = 16
 
@@ -216,25 +218,47 @@ class MappedTable(Table):
         if not self.announcer.is_on and len(rows) * self.row_bytes < _MANY_BYTES:
             self._copy(number, rows, outputs)
             return
-        first = 0
         if not self.announcer.is_on:
             # a sixteenth tells whether the others are cold too, before each of them is waited for
             first = len(rows) // 16
             self._copy(number, rows[:first], {n: out[:first] for n, out in outputs.items()})
+            rows, outputs = rows[first:], {n: out[first:] for n, out in outputs.items()}
         if self.announcer.is_on:
-            starts = self._ranges[number].address + (rows[first:] + min(outputs)) * self.row_bytes
-            self.announcer.announce(starts, len(outputs) * self.row_bytes)
-        self._copy(number, rows[first:], {n: out[first:] for n, out in outputs.items()})
+            self._copy_announced(number, rows, outputs)
+        else:
+            self._copy(number, rows, outputs)
+
+    def _copy_announced(
+        self, number: int, rows: NDArray[np.int64], outputs: Mapping[int, NDArray[Any]]
+    ) -> None:
+        """Copy cold rows a few at a time, while the disk reads the next ones."""
+        bytes_each = len(outputs) * self.row_bytes
+        starts = self._ranges[number].address + (rows + min(outputs)) * self.row_bytes
+        first, ends = self.announcer.ranges(starts, bytes_each)
+        step = max(1, _CHUNK_BYTES // bytes_each)
+        chunks = [slice(at, at + step) for at in range(0, len(rows), step)]
+        before, num_told = num_faults(), 0
+        for place, chunk in enumerate(chunks):
+            for told in chunks[num_told : place + _CHUNKS_AHEAD]:
+                announce(first[told], ends[told])
+                num_told += 1
+            self._take_rows(number, rows[chunk], {n: out[chunk] for n, out in outputs.items()})
+        self.announcer.learn(num_faults() - before, len(rows))
 
     def _copy(
         self, number: int, rows: NDArray[np.int64], outputs: Mapping[int, NDArray[Any]]
     ) -> None:
-        source = self._rows[number]
         before = num_faults()
+        self._take_rows(number, rows, outputs)
+        self.announcer.learn(num_faults() - before, len(rows))
+
+    def _take_rows(
+        self, number: int, rows: NDArray[np.int64], outputs: Mapping[int, NDArray[Any]]
+    ) -> None:
+        source = self._rows[number]
         for further, out in outputs.items():
             # "clip" skips a buffered copy: these rows are there
             source.take(rows + further if further else rows, 0, out, "clip")
-        self.announcer.learn(num_faults() - before, len(rows))
 
     def close(self) -> None:
         """Unmap everything; see `Table.close`."""
