@@ -28,7 +28,7 @@ REPEATED = ""
 """The kind of `type(error)(...)`, which puts a place before another message."""
 
 COMPLETED = {"CorruptFileError", "UnsafePickleError", REPEATED}
-"""What formats raise is why a file cannot be read; `formats.checking.naming` adds file and remedy."""
+"""Formats raise why a file cannot be read; `formats.checking.naming` adds file and remedy."""
 
 DAMAGED = "told inside the error that its file is damaged, which says what to do"
 NAMED = "`check_name` says what to do"

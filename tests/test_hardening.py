@@ -114,8 +114,8 @@ class TestFailedSync:
         monkeypatch.setattr(files, "write_atomic", note)
         append = SegmentWriter.append
 
-        def note_append(self: SegmentWriter, packed: Packed) -> dict[str, int]:
-            location = append(self, packed)
+        def note_append(self: SegmentWriter, packed: Packed, **options: Any) -> dict[str, int]:
+            location = append(self, packed, **options)
             written.append(f"trajectory_0_ in row {location['row']}")
             return location
 

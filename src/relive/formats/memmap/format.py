@@ -25,7 +25,6 @@ from relive.formats.memmap.packing import RecordScratch, pack, spec_of, unpack, 
 from relive.formats.memmap.segment_files import (
     SEGMENTS_NAME,
     SIDE_NAME,
-    Ends,
     SegmentHead,
     link_segment,
     segment_path,
@@ -285,9 +284,8 @@ class MemmapFormat(Format):
         numbers, starts = np.unique(segments, return_index=True)
         known, found = self._folder(folder), []
         for segment, mine in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
-            path = segment_path(folder, segment)
-            with naming(path):
-                ends = Ends.of_files(path, known.reader.head(segment).spec)
+            with naming(segment_path(folder, segment)):
+                ends = known.ends(segment)
             if int(window.counts[mine].sum()) < ends.rows:
                 known.seal(segment)
                 found.append(window.trajectory_ids[mine].tolist())

@@ -16,6 +16,7 @@ from relive.formats.memmap.packing import Packed
 from relive.formats.memmap.segment_files import (
     HEAD_NAME,
     SEGMENTS_NAME,
+    Ends,
     segment_path,
 )
 from relive.formats.memmap.segment_reading import SegmentReader
@@ -147,9 +148,25 @@ class SegmentFolder:
             if writer is None:
                 return False
             if sum(writer.ends.size_bytes(writer.head.spec).values()) <= small_bytes:
+                self._writers.rest(segment)
                 return True
             self.seal(segment)
             return False
+
+    def ends(self, segment: int) -> Ends:
+        """Return how far a segment is in use, by trajectories that are gone too.
+
+        Raises:
+            MissingFileError: It is not there.
+            CorruptFileError: Its head is damaged.
+            OSError: One of its files is not there.
+        """
+        with self._lock:
+            writer = self._writers.of(segment)
+            if writer is not None:
+                return writer.ends
+            path = segment_path(self.folder, segment)
+            return Ends.of_files(path, self.reader.head(segment).spec)
 
     def sync(self, segments: Iterable[int]) -> None:
         """Make segments survive a power loss, but for the name of their parent.
