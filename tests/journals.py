@@ -88,6 +88,7 @@ DOORS: tuple[tuple[Any, str], ...] = (
     (os, "fsync"),
     (os, "write"),
     (os, "pwrite"),
+    (os, "pwritev"),
     (os, "ftruncate"),
     (os, "open"),
     (os, "unlink"),

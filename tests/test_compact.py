@@ -168,11 +168,11 @@ class TestFailures:
             left = list(range(1, NUM, 2))
             write_at, calls = open_files.GrowingFile.write_at, [0]
 
-            def refuse(self: open_files.GrowingFile, start: int, block: memoryview | bytes) -> None:
+            def refuse(self: open_files.GrowingFile, *args: Any, **options: Any) -> None:
                 calls[0] += 1
                 if calls[0] > 7:
                     raise OSError(errno.ENOSPC, "No space left on device")
-                write_at(self, start, block)
+                write_at(self, *args, **options)
 
             with monkeypatch.context() as patch:
                 patch.setattr(open_files.GrowingFile, "write_at", refuse)
@@ -193,11 +193,11 @@ class TestFailures:
             buffer.delete(range(0, NUM, 2))
             write_at, calls = open_files.GrowingFile.write_at, [0]
 
-            def refuse(self: open_files.GrowingFile, start: int, block: memoryview | bytes) -> None:
+            def refuse(self: open_files.GrowingFile, *args: Any, **options: Any) -> None:
                 calls[0] += 1
                 if calls[0] > 7:
                     raise OSError(errno.ENOSPC, "No space left on device")
-                write_at(self, start, block)
+                write_at(self, *args, **options)
 
             def fail(path: Path) -> None:
                 raise OSError(errno.EIO, "Input/output error", str(path))

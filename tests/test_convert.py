@@ -158,7 +158,7 @@ class TestRefusals:
     def test_a_full_disk_leaves_nothing_of_the_target(
         self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def refuse(*_: object) -> None:
+        def refuse(*_: object, **__: object) -> None:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(relive.open_files.GrowingFile, "write_at", refuse)

@@ -335,10 +335,10 @@ class FullDisk:
         self._is_full = True
         write_at = open_files.GrowingFile.write_at
 
-        def refuse(file: open_files.GrowingFile, start: int, block: memoryview | bytes) -> None:
+        def refuse(file: open_files.GrowingFile, *args: Any, **options: Any) -> None:
             if self._is_full:
                 raise OSError(28, "no room")
-            write_at(file, start, block)
+            write_at(file, *args, **options)
 
         monkeypatch.setattr(open_files.GrowingFile, "write_at", refuse)
 
