@@ -9,7 +9,15 @@ from typing import Any
 from relive import TrajectoryReplayBuffer
 from trajectories import address_of, check_rows
 
-__all__ = ["contents_of", "ks_of", "open_at", "open_buffer", "open_store", "stats_of"]
+__all__ = [
+    "contents_of",
+    "ks_of",
+    "open_at",
+    "open_buffer",
+    "open_memmap",
+    "open_store",
+    "stats_of",
+]
 
 
 def open_store(folder: Path, **options: Any) -> TrajectoryReplayBuffer:
@@ -27,6 +35,11 @@ def open_at(kind: str, folder: Path, **options: Any) -> TrajectoryReplayBuffer:
 def open_buffer(kind: str, folder: Path, **options: Any) -> TrajectoryReplayBuffer:
     """Open a buffer of a kind, with its store in `store` inside a folder."""
     return open_at(kind, folder / "store", **options)
+
+
+def open_memmap(folder: Path, **options: Any) -> TrajectoryReplayBuffer:
+    """Open a store of segments whose window is all of it."""
+    return open_store(folder, **{"trajectory_format": "memmap", "sample_window_size": 0, **options})
 
 
 def ks_of(buffer: TrajectoryReplayBuffer) -> set[int]:

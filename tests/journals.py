@@ -14,10 +14,10 @@ from unittest import mock
 
 from records import make_layout, make_record
 from relive import journal as journal_module
-from relive.index import Numbering
 from relive.index_file import IndexContents
 from relive.journal import Journal
 from relive.journal_replay import Replay, replay
+from relive.numbering import Numbering
 from relive.record import Record
 from relive.spec import Schema
 

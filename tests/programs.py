@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small programs that tests run in a process of their own."""
+"""Small programs that tests run in a process of their own, or hide in a file."""
 
 from __future__ import annotations
 
@@ -7,8 +7,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-__all__ = ["run_program", "start_program"]
+__all__ = ["Marker", "run_program", "start_program"]
+
+
+class Marker:
+    """Pickles as a call that makes a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
 
 
 def start_program(source: str, *arguments: Path | str | int) -> subprocess.Popen[str]:

@@ -554,6 +554,21 @@ class TestSeeds:
         assert other.trajectory_counter == 4
         assert other.gather([200])["curr_obs"]["id"].tolist() == [5_000_000]
 
+    def test_a_state_dict_whose_counters_are_spent_changes_nothing(self) -> None:
+        buffer, other = self.filled(seed=7), self.filled(seed=9)
+        before = other.state_dict()
+        with pytest.raises(InvalidArgumentError, match=r"trajectory id .* is too large"):
+            other.load_state_dict({**buffer.state_dict(), "trajectory_counter": 1 << 62})
+        assert other.state_dict() == before
+
+    def test_without_an_id_left_nothing_is_added(self) -> None:
+        buffer = self.filled(seed=7)
+        buffer.load_state_dict({**buffer.state_dict(), "trajectory_counter": (1 << 62) - 2})
+        expected = buffer.state_dict()
+        with pytest.raises(InvalidArgumentError, match=r"trajectory id .* is too large"):
+            buffer.add_trajectories([traj(1), traj(2)])
+        assert (len(buffer), buffer.state_dict()) == (1, expected)
+
 
 class TestBatchMemory:
     """A batch is the caller's; nothing that he does to it reaches the buffer."""
@@ -616,6 +631,25 @@ class TestBatchMemory:
         ]
         for pick in arrays:
             assert not np.shares_memory(pick(one), pick(other))
+
+
+class TestAfterClearing:
+    def test_rows_are_found_anew_whatever_was_there_before(self) -> None:
+        """What helps to find rows among many trajectories once outlived them."""
+        buffer = TrajectoryReplayBuffer(sample_window_size=0, framework="numpy")
+        buffer.add_trajectories([traj(k % 1000, T=1 + k % 2, B=1) for k in range(1000)])
+        buffer.delete(range(140))
+        buffer.add_trajectories([traj(0, T=1, B=1)])
+        buffer.clear()
+        ids = [buffer.add_trajectories([traj(k, T=1 + k % 2, B=1)])[0] for k in range(106)]
+        batch, info = buffer.sample(5000, return_info=True)
+        k, t, _ = address_of(batch)
+        assert len(np.unique(batch["curr_obs"]["id"])) == 159
+        assert np.array_equal(info.trajectory_ids, np.array(ids)[k])
+        assert np.array_equal(info.steps, t)
+        assert np.array_equal(
+            buffer.gather(info.row_ids)["curr_obs"]["id"], batch["curr_obs"]["id"]
+        )
 
 
 class TestReadiness:

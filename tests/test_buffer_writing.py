@@ -62,6 +62,37 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     return Disk(monkeypatch)
 
 
+class TestDeleting:
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("how", ["deleted", "evicted"])
+    def test_what_was_noted_and_not_synced_does_not_come_back(
+        self, how: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sync, refusals = open_files.AppendFile.sync, [errno.EIO]
+
+        def refuse_once(file: open_files.AppendFile) -> None:
+            if refusals:
+                raise OSError(refusals.pop(), "the disk is ill")
+            sync(file)
+
+        limits = Limits(max_trajectories=1 if how == "evicted" else None)
+        options = {"durability": "power", "limits": limits, "sample_window_size": 0}
+        with open_buffer(kind, tmp_path, **options) as buffer:
+            with monkeypatch.context() as patch:
+                patch.setattr(open_files.AppendFile, "sync", refuse_once)
+                buffer.add_trajectories([traj(0)])
+                with pytest.raises(StorageWriteError, match=r"trajectory 0 .* disk is ill"):
+                    buffer.flush()
+                if how == "deleted":
+                    buffer.delete([0])
+                buffer.add_trajectories([traj(1)])
+                buffer.flush()
+            assert len(buffer) == 1
+        with open_buffer(kind, tmp_path, if_exists="resume", **options) as again:
+            assert len(again) == 1
+            assert same_trajectory(again.trajectory(1), traj(1))
+
+
 class TestStoring:
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_flush_returns_when_all_is_in_files_and_in_the_index(

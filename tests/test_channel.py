@@ -11,7 +11,6 @@ import asyncio
 import copy
 import pickle
 import signal
-import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from processes import tiny_switch_interval
 from relive.channel import Channel
 from relive.errors import (
     ClosedError,
@@ -64,16 +64,6 @@ async def await_waiters_async(
 def in_thread(call: Callable[[], Any]) -> Iterator[Future[Any]]:
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(call)
-
-
-@contextmanager
-def tiny_switch_interval() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:

@@ -22,10 +22,6 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 class Refusing:
     """Stands for an os function that refuses some of its calls."""
 

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import datetime
-import os
 import pickle
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from programs import Marker
 from relive.errors import CorruptFileError, UnsafePickleError
 from relive.format_set import FormatSet
 from relive.formats import FileFormat, PklFormat, PtFormat
@@ -54,16 +53,6 @@ class TestFiles:
         path.write_bytes(path.read_bytes().replace(old, new))
         with pytest.raises(CorruptFileError, match="'curr_obs/id' is damaged"):
             PklFormat().rows(tmp_path, record, ["rewards"])
-
-
-class Marker:
-    """Pickles as a call that makes a folder."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
 
 
 class TestAllowPickle:

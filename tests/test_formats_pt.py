@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import struct
 import subprocess
@@ -20,6 +19,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from programs import Marker
 from relive import TrajectoryReplayBuffer, files
 from relive.errors import (
     CorruptFileError,
@@ -322,16 +322,6 @@ class TestProcess:
         subprocess.run(
             [sys.executable, "-c", code, str(tmp_path)], input=pickle.dumps(record), check=True
         )
-
-
-class Marker:
-    """Pickles as a call that makes a folder."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
 
 
 def saved(value: Any, **options: Any) -> bytes:

@@ -25,7 +25,7 @@ from relive.errors import (
 )
 from relive.formats.memmap.packing import Packed
 from relive.formats.memmap.segment_files import SegmentWriter
-from relive.index import Numbering
+from relive.numbering import Numbering
 from trajectories import check_rows, traj
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from itertools import pairwise
 from unittest import mock
 
 import numpy as np
@@ -19,7 +18,8 @@ from records import make_record
 from relive import index as index_module
 from relive import window as window_module
 from relive.errors import EvictedError, InvalidArgumentError
-from relive.index import MAX_ROW_ID, Index, Numbering
+from relive.index import Index
+from relive.numbering import MAX_ROW_ID
 from relive.record import Record
 from relive.window import Window
 
@@ -55,8 +55,8 @@ def check_window(window: Window, records: list[Record]) -> None:
     found = window.at(np.arange(window.num_rows))
     assert found.position.tolist() == owners
     again = window.locate(found.row_ids)
-    assert again.counted.tolist() == found.counted.tolist()
-    offsets = found.counted - (window.ends - window.counts)[found.position]
+    assert again.ordinals.tolist() == found.ordinals.tolist()
+    offsets = found.ordinals - (window.ends - window.counts)[found.position]
     assert offsets.tolist() == [row for r in records for row in range(r.num_rows)]
 
 
@@ -131,6 +131,11 @@ class IndexAndList(RuleBasedStateMachine):
             assert self.index.oldest() == record
             self.index.remove([record.trajectory_id])
         self.records = self.records[num:]
+
+    @rule()
+    def clear(self) -> None:
+        self.index.remove([record.trajectory_id for record in self.records])
+        self.records = []
 
     @rule(size=st.integers(0, 6))
     def look_through_a_window(self, size: int) -> None:
@@ -239,7 +244,7 @@ class TestIndex:
 
 
 class TestManyTrajectories:
-    """Where rows are guessed from their share of all rows before they are searched for."""
+    """Of one length, or of several, found by bins."""
 
     @pytest.mark.parametrize("lengths", [[3], [1, 9], [700, 1, 1], [1, 1, 1, 4000]])
     @pytest.mark.parametrize("evicted", [0, 1, 350])
@@ -286,52 +291,3 @@ class TestLocate:
         with pytest.raises(EvictedError) as caught:
             window.locate(np.array([5, 4]))
         assert caught.value.ids == (4,)
-
-
-class TestNumbering:
-    def test_ids_and_row_ids_go_on(self) -> None:
-        numbering = Numbering().after(6).after(2)
-        assert numbering == Numbering(2, 1, 8)
-
-    def test_ranks_give_ids_and_row_ids_of_their_own(self) -> None:
-        base = Numbering(10, 1, 500)
-        given_ids, given_rows = [], []
-        for rank in range(4):
-            numbering = base.for_rank(rank, 4)
-            for _ in range(5):
-                given_ids.append(numbering.next_trajectory_id)
-                given_rows.append((numbering.next_row_id, numbering.next_row_id + 64))
-                numbering = numbering.after(64)
-        assert sorted(given_ids) == list(range(10, 30))
-        ordered = sorted(given_rows)
-        assert ordered[0][0] == 500
-        assert all(one[1] <= two[0] for one, two in pairwise(ordered))
-
-    @given(
-        start=st.integers(0, 50),
-        rank=st.integers(0, 6),
-        world_size=st.integers(1, 7),
-        foreign=st.integers(0, 200),
-    )
-    def test_what_others_gave_is_passed_in_steps_of_ones_own(
-        self, start: int, rank: int, world_size: int, foreign: int
-    ) -> None:
-        own = Numbering(start).for_rank(rank % world_size, world_size)
-        moved = own.past(make_record(foreign, 1000))
-        assert moved.next_trajectory_id > foreign
-        assert moved.next_trajectory_id >= own.next_trajectory_id
-        assert (moved.next_trajectory_id - own.next_trajectory_id) % world_size == 0
-        assert moved.next_trajectory_id <= max(own.next_trajectory_id, foreign + world_size)
-        assert moved.next_row_id == max(own.next_row_id, 1002)
-
-    def test_it_never_moves_back(self) -> None:
-        assert Numbering(9, 2, 90).not_before(Numbering(4, 1, 40)) == Numbering(9, 2, 90)
-        assert Numbering(9, 2, 90).not_before(Numbering(10, 1, 95)) == Numbering(11, 2, 95)
-
-    def test_the_end_of_all_numbers_is_told(self) -> None:
-        with pytest.raises(InvalidArgumentError, match="must fit int64"):
-            Numbering(next_row_id=MAX_ROW_ID - 3).after(4)
-        with pytest.raises(InvalidArgumentError, match=r"row id .* of rank 7 leaves too few"):
-            Numbering(next_row_id=MAX_ROW_ID - (1 << 41)).for_rank(7, 8)
-        with pytest.raises(InvalidArgumentError, match=r"trajectory id .* is too large"):
-            Numbering().not_before(Numbering(1 << 62))

@@ -153,9 +153,9 @@ class TestUse:
         numbering = Model().numbering.past(record)
         journal.load([record], [], [5], numbering, None, "incoming")
         journal.mark_moved()
-        assert journal.contents.records.num_in_memory == 1
+        assert journal.contents.records.num_without_text == 1
         journal.export(lambda: None, with_index=False)
-        assert journal.contents.records.num_in_memory == 0
+        assert journal.contents.records.num_without_text == 0
         assert arrays_in(tmp_path).contents.records[5] == record
         journal.close()
 

@@ -12,16 +12,14 @@ import xxhash
 
 from records import make_layout, make_record
 from relive.errors import CorruptFileError, FormatVersionError, MissingFileError, StorageError
-from relive.index import Numbering
 from relive.index_file import (
     IndexContents,
-    numbering_from_json,
-    numbering_to_json,
     read_index,
     read_metadata,
     write_metadata,
 )
 from relive.index_writer import IndexWriter
+from relive.numbering import Numbering
 from relive.record_table import RecordTable
 from relive.spec import ColumnSpec, Schema
 
@@ -232,31 +230,3 @@ class TestMetadata:
         path.write_bytes(path.read_bytes()[:-3])
         with pytest.raises(CorruptFileError, match="cut or damaged"):
             read_metadata(path)
-
-
-class TestNumbering:
-    def test_it_is_read_back_the_same(self) -> None:
-        numbering = Numbering(7, 3, 1 << 50)
-        assert numbering_from_json(json.loads(json.dumps(numbering_to_json(numbering)))) == (
-            numbering
-        )
-
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {"stride": 0},
-            {"stride": None},
-            {"next_row_id": -1},
-            {"next_row_id": 1 << 63},
-            {"next_trajectory_id": 1.0},
-            {"next_trajectory_id": True},
-        ],
-    )
-    def test_anything_else_is_a_corrupt_file(self, changes: dict[str, Any]) -> None:
-        with pytest.raises(CorruptFileError, match="a numbering is"):
-            numbering_from_json({**numbering_to_json(Numbering()), **changes})
-
-    @pytest.mark.parametrize("entry", [None, 3, [], {}])
-    def test_something_else_is_a_corrupt_file(self, entry: Any) -> None:
-        with pytest.raises(CorruptFileError, match="a numbering is"):
-            numbering_from_json(entry)

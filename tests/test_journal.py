@@ -22,11 +22,11 @@ from journals import LAYOUTS, Disk, Model, add_next, fold, reopen, state_of
 from records import make_record
 from relive import journal as journal_module
 from relive.errors import ClosedError, FormatVersionError, MissingFileError
-from relive.index import Numbering
 from relive.index_file import INDEX_NAME, IndexContents, read_index
 from relive.journal import Journal
 from relive.journal_lines import JOURNAL_NAME, decode_line, encode_line, open_lines
 from relive.journal_replay import PREVIOUS_SUFFIX, replay
+from relive.numbering import Numbering
 from relive.spec import ColumnSpec, Schema
 
 SCHEMAS = [Schema({name: ColumnSpec("float32")}) for name in ("a", "b")]

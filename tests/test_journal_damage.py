@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from journals import Disk, Model, State, add_next, fold, reopen, state_of
 from records import make_record
-from relive.index import Numbering
 from relive.index_file import INDEX_NAME, IndexContents
 from relive.journal import Journal
 from relive.journal_lines import JOURNAL_NAME, decode_line
 from relive.journal_replay import Replay, replay
+from relive.numbering import Numbering
 from relive.spec import ColumnSpec, Schema
 
 SCHEMA = Schema({"a": ColumnSpec("float32")})

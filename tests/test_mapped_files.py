@@ -4,17 +4,13 @@
 from __future__ import annotations
 
 import gc
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from processes import num_open_descriptors
 from relive.mapped_files import map_readonly
-
-
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 class TestMapReadonly:
@@ -33,9 +29,9 @@ class TestMapReadonly:
     def test_no_file_stays_open(self, tmp_path: Path) -> None:
         path = tmp_path / "a"
         path.write_bytes(b"x" * 5000)
-        before = open_descriptors()
+        before = num_open_descriptors()
         mapped = [map_readonly(path) for _ in range(20)]
-        assert open_descriptors() == before
+        assert num_open_descriptors() == before
         assert all(one.sum() == 5000 * ord("x") for one in mapped)
 
     def test_an_empty_file_is_an_empty_array(self, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from buffers import open_store
+from buffers import open_memmap
 from programs import run_program
 from relive import Trajectory, TrajectoryReplayBuffer
 from relive.errors import (
@@ -26,12 +26,6 @@ from relive.errors import (
 from relive.formats import MemmapFormat
 from segments import segments_of
 from trajectories import check_rows, same_trajectory, traj, trajectory_files
-
-
-def open_memmap(folder: Path, **options: Any) -> TrajectoryReplayBuffer:
-    """Open a store whose window is all of it."""
-    chosen = {"trajectory_format": "memmap", "sample_window_size": 0, **options}
-    return open_store(folder, **chosen)
 
 
 def told(k: int) -> Trajectory:

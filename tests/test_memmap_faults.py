@@ -223,7 +223,7 @@ def loading(request: pytest.FixtureRequest, tmp_path: Path) -> _Loading:
 
 
 class _Naming:
-    """Comes before every link and rename."""
+    """Comes before every link, rename and removal."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, before_each: Callable[[int], object]
@@ -236,7 +236,7 @@ class _Naming:
         """
         self.num = 0
         self._lock = threading.RLock()  # the writer's thread has to wait meanwhile
-        for name in ("link", "replace", "rename"):
+        for name in ("link", "replace", "rename", "unlink", "rmdir"):
             monkeypatch.setattr(os, name, self._watched(getattr(os, name), before_each))
 
     def _watched(
@@ -296,7 +296,7 @@ class TestLoadCutShort:
     def test_a_kill_at_each_step_leaves_a_whole_store(
         self, loading: _Loading, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What is on the disk before each link and rename is what a kill there would leave."""
+        """What is on the disk before each of these is what a kill there would leave."""
         store, left = tmp_path / "store", []
         shutil.copytree(loading.store, store)
 

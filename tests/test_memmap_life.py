@@ -14,19 +14,13 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from buffers import open_store
+from buffers import open_memmap
 from programs import run_program
-from relive import Limits, TrajectoryReplayBuffer
+from relive import Limits
 from relive.errors import EvictedError
 from relive.formats import MemmapFormat
 from segments import disk_bytes, segments_of
 from trajectories import address_of, check_rows, same_trajectory, traj, trajectory_files
-
-
-def open_memmap(folder: Path, **options: Any) -> TrajectoryReplayBuffer:
-    """Open a store whose window is all of it."""
-    chosen = {"trajectory_format": "memmap", "sample_window_size": 0, **options}
-    return open_store(folder, **chosen)
 
 
 class TestRetention:

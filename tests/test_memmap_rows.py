@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from buffers import open_store
+from buffers import open_memmap
 from relive import Columns, Trajectory, TrajectoryReplayBuffer, open_files
 from relive.columns import flatten
 from relive.errors import MissingFileError, StorageWriteError
@@ -35,12 +35,6 @@ many = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-
-
-def open_memmap(folder: Path, **options: Any) -> TrajectoryReplayBuffer:
-    """Open a store whose window is all of it."""
-    chosen = {"trajectory_format": "memmap", "sample_window_size": 0, **options}
-    return open_store(folder, **chosen)
 
 
 def same_batch(found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:

@@ -14,8 +14,8 @@ from relive import Limits, TrajectoryCollector, TrajectoryReplayBuffer
 from relive.errors import InvalidArgumentError
 from relive.options import (
     check_choice,
-    check_count,
     check_kind,
+    checked_count,
     checked_list,
     checked_names,
     checked_time_limit,
@@ -37,23 +37,23 @@ class TestCounts:
     @pytest.mark.parametrize("number", [3, np.int64(3), np.uint8(3)])
     def test_integers_of_python_and_numpy_become_plain_ones(self, number: Any) -> None:
         assert is_count(number, 3)
-        assert check_count("num_epochs", number) == 3
-        assert type(check_count("num_epochs", number)) is int
+        assert checked_count("num_epochs", number) == 3
+        assert type(checked_count("num_epochs", number)) is int
 
     @pytest.mark.parametrize("number", [0, -1, np.int64(0), 1.0, np.float32(2), True, "1", None])
     def test_what_is_no_count_is_named(self, number: Any) -> None:
         assert not is_count(number)
         with pytest.raises(InvalidArgumentError) as error:
-            check_count("num_epochs", number)
+            checked_count("num_epochs", number)
         assert str(error.value).startswith(
             f"num_epochs is {number!r}, but must be an integer of at least 1; "
         )
 
     def test_what_to_do_is_told_by_what_is_wrong(self) -> None:
         with pytest.raises(InvalidArgumentError, match=r"; give 3 or more$"):
-            check_count("num_epochs", 2, 3)
+            checked_count("num_epochs", 2, 3)
         with pytest.raises(InvalidArgumentError, match=r"; give a whole number, as int\(\)"):
-            check_count("num_epochs", 3.5)
+            checked_count("num_epochs", 3.5)
 
 
 class TestChoices:

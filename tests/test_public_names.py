@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pickle
@@ -41,6 +42,17 @@ def own_names(module: ModuleType) -> set[str]:
     }
 
 
+def names_imported_by(module: ModuleType) -> set[tuple[str, str]]:
+    """Each name that this module imports from another of ours, after that one's name."""
+    return {
+        (node.module, alias.name)
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.ImportFrom) and node.module in MODULES
+        for alias in node.names
+        if f"{node.module}.{alias.name}" not in MODULES
+    }
+
+
 class TestPublicNames:
     @pytest.mark.parametrize("name", ["relive", *MODULES])
     def test_all_is_sorted_complete_and_importable(self, name: str) -> None:
@@ -49,6 +61,16 @@ class TestPublicNames:
         assert public == sorted(public, key=name_order)
         assert [entry for entry in public if not hasattr(module, entry)] == []
         assert own_names(module) - set(public) == set()
+
+    @pytest.mark.parametrize("name", ["relive", *MODULES])
+    def test_what_a_module_imports_from_another_is_public_there(self, name: str) -> None:
+        imported = names_imported_by(importlib.import_module(name))
+        hidden = {
+            (other, entry)
+            for other, entry in imported
+            if entry not in importlib.import_module(other).__all__
+        }
+        assert not hidden
 
     @pytest.mark.parametrize("name", ["relive", *MODULES])
     def test_every_public_name_says_what_it_is(self, name: str) -> None:

@@ -228,7 +228,7 @@ class TestLayoutTable:
         first, second = make_layout(2), make_layout(3)
         table = LayoutTable()
         assert [table.number_of(layout) for layout in (first, second, first)] == [0, 1, 0]
-        assert table.layouts == {0: first, 1: second}
+        assert table == {0: first, 1: second}
 
     def test_numbers_are_not_given_twice(self) -> None:
         table = LayoutTable()
@@ -237,6 +237,15 @@ class TestLayoutTable:
         with pytest.raises(CorruptFileError, match="two layouts have the number 4"):
             table.put(4, make_layout(3))
         assert table.number_of(make_layout(3)) == 5
+
+    def test_a_table_of_some_gives_no_number_again(self) -> None:
+        table = LayoutTable()
+        layouts = [make_layout(length) for length in (2, 3, 4)]
+        numbers = [table.number_of(layout) for layout in layouts]
+        some = table.only(numbers[:1])
+        assert dict(some) == {0: layouts[0]}
+        assert dict(table) == dict(enumerate(layouts))
+        assert some.number_of(layouts[2]) == 3
 
 
 class TestQuotedWeightsId:

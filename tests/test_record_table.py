@@ -60,7 +60,7 @@ class TableAndDict(RuleBasedStateMachine):
         writer = IndexWriter(IndexContents(self.table))
         writer.write(self.folder / "index", sync=False)
         writer.rebase()
-        assert self.table.num_in_memory == 0
+        assert self.table.num_without_text == 0
 
     @rule(data=st.data())
     def load(self, data: st.DataObject) -> None:

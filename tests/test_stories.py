@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from buffers import open_at
-from programs import run_program, start_program
+from programs import Marker, run_program, start_program
 from relive import Columns, Trajectory, TrajectoryReplayBuffer
 from relive.errors import CorruptFileError, StoreExistsError, UnsafePickleError
 from relive.maintenance import summarize
@@ -275,16 +275,6 @@ class TestFullDisk:
         self, tmp_path: Path
     ) -> None:
         assert run_program(FULL_DISK, tmp_path) == f"{errno.EFBIG}\n" * 3
-
-
-class Marker:
-    """Pickles as a call that makes a folder."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
 
 
 def write_hostile(path: Path, marker: Path) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 from buffers import open_buffer
+from processes import tiny_switch_interval
 from relive import Limits, SampleInfo, TrajectoryReplayBuffer
 from relive.errors import ClosedError, EmptyBufferError, EvictedError
 from trajectories import (
@@ -31,12 +31,9 @@ KINDS = ["memory", "pt", "pkl", "memmap"]
 
 
 @pytest.fixture(autouse=True)
-def tiny_switch_interval() -> Iterator[None]:
-    """Let threads take turns in the middle of nearly everything."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
+def many_turns() -> Iterator[None]:
+    with tiny_switch_interval():
+        yield
 
 
 def open_small(kind: str, folder: Path, **options: Any) -> TrajectoryReplayBuffer:

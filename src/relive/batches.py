@@ -14,6 +14,7 @@ from relive.columns import SEPARATOR, Tree, unflatten
 from relive.dtypes import TEXT, has_numpy_type
 from relive.errors import ColumnMismatchError, InvalidArgumentError, UnsupportedValueError
 from relive.options import nearest
+from relive.output_pool import Wants
 from relive.spec import Schema
 from relive.tensors import Framework, plain_wrapper, wrap_out
 from relive.texts import strings_of
@@ -50,7 +51,7 @@ class BatchPlan:
 
     schema: Schema
     """What there is."""
-    wants: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    wants: Wants
     """Row shape and storage type of each column to be read: those, and what the sampler needs."""
     texts: tuple[str, ...]
     """Those of them that are text."""

@@ -43,8 +43,8 @@ from relive.lifetime import close_at_exit, leave_alone, watch_forks
 from relive.limits import Limits
 from relive.options import (
     check_choice,
-    check_count,
     check_kind,
+    checked_count,
     checked_list,
     checked_path,
     checked_stream,
@@ -116,7 +116,8 @@ class TrajectoryReplayBuffer(BufferReader):
                 Without `auto_save` also how many are remembered.
             auto_save: Whether trajectories are stored in `auto_save_path` as they are added.
             auto_save_path: The folder; only with `auto_save`.
-            trajectory_format: Name of the format to write, "pt" or "pkl", or a format object.
+            trajectory_format: Name of the format to write, "pt", "pkl" or "memmap", or a format
+                object.
             sampler: Decides which rows make a batch; default `samplers.Uniform()`.
             columns: The columns trajectories have; default those of the first one.
             limits: How much to hold; default no retention, and 1 GiB of write queue.
@@ -139,8 +140,8 @@ class TrajectoryReplayBuffer(BufferReader):
             CorruptFileError: The store found cannot be read.
             ColumnMismatchError: The store found does not fit `columns`.
         """
-        sample_window_size = check_count("sample_window_size", sample_window_size, 0)
-        cache_size = check_count("cache_size", cache_size, 0)
+        sample_window_size = checked_count("sample_window_size", sample_window_size, 0)
+        cache_size = checked_count("cache_size", cache_size, 0)
         check_choice("framework", framework, get_args(Framework))
         check_choice("durability", durability, get_args(Durability))
         check_choice("if_exists", if_exists, get_args(IfExists))
@@ -247,6 +248,7 @@ class TrajectoryReplayBuffer(BufferReader):
             Their ids.
 
         Raises:
+            InvalidArgumentError: It is no list of trajectories, or no id is left for them.
             UnsupportedValueError: A value that cannot be stored.
             ColumnMismatchError: Columns disagree with each other or with those stored.
             LimitExceededError: One alone is larger than a limit.
@@ -267,6 +269,7 @@ class TrajectoryReplayBuffer(BufferReader):
                 least every 5 minutes.
 
         Raises:
+            InvalidArgumentError: `timeout_s` is no number of at least 0.
             StorageWriteError: A trajectory could not be stored; it stays in memory, can be
                 sampled, and is tried again by the next call.
             TimeLimitError: The time limit came first.
@@ -276,9 +279,7 @@ class TrajectoryReplayBuffer(BufferReader):
         self._check_writable()
         if timeout_s is not None:
             timeout_s = checked_time_limit("timeout_s", timeout_s)
-        if self._store.disk is not None:
-            self._store.disk.writer.raise_failure_or_retry()
-            self._store.disk.flush(timeout_s)
+        self._store.flush(timeout_s)
 
     def delete(self, trajectory_ids: Iterable[int]) -> None:
         """Take trajectories out for good, files included.
@@ -292,9 +293,7 @@ class TrajectoryReplayBuffer(BufferReader):
         """
         self._check_writable()
         ids = checked_list("trajectory_ids", trajectory_ids, "trajectory ids")
-        for trajectory_id in ids:
-            check_count("a trajectory id", trajectory_id, 0)
-        self._store.delete(ids)
+        self._store.delete([checked_count("a trajectory id", one, 0) for one in ids])
 
     def clear_cache(self) -> None:
         """Empty the cache. Nothing is lost: what no file has is not in the cache alone."""
@@ -324,6 +323,7 @@ class TrajectoryReplayBuffer(BufferReader):
             MissingFileError: A segment is not there; the trajectories before were rewritten.
             CorruptFileError: A trajectory is damaged; likewise.
             StorageWriteError: The disk refused; likewise.
+            TimeLimitError: The write queue did not empty; likewise.
             ClosedError: The buffer is closed.
             ForkedError: This is a forked copy.
         """
@@ -389,6 +389,8 @@ class TrajectoryReplayBuffer(BufferReader):
         Raises:
             InvalidArgumentError: It lies in the buffer's own folder, or the other way round.
             StoreExistsError: It holds something that is not a checkpoint.
+            MissingFileError: The file of a trajectory is gone; likewise.
+            CorruptFileError: The file of a trajectory is cut; likewise.
             StorageWriteError: Something could not be written; an older checkpoint is as it was.
             TimeLimitError: The write queue did not empty.
             ClosedError: The buffer is closed.
@@ -397,8 +399,6 @@ class TrajectoryReplayBuffer(BufferReader):
         self._check_writable()
         path, disk = checked_path("save_path", save_path), self._store.disk
         check_apart(path, disk.folder if disk else None)
-        if disk is not None:
-            disk.writer.raise_failure_or_retry()
         with self._store.settled_view(self.sample_window_size) as (view, contents):
             state = self.state_dict()
             save_checkpoint(
@@ -443,6 +443,7 @@ class TrajectoryReplayBuffer(BufferReader):
             CorruptFileError: A file is cut, damaged or another program's.
             ColumnMismatchError: The trajectories differ from each other or from `columns`.
             StorageError: The disk refused.
+            TimeLimitError: The write queue did not empty, or a thread that samples did not end.
             ClosedError: The buffer is closed.
             ForkedError: This is a forked copy.
         """
@@ -453,13 +454,11 @@ class TrajectoryReplayBuffer(BufferReader):
                 f"local_rank is {local_rank} and world_size {world_size}, but without "
                 "is_distributed=True everything is loaded; set it, or leave them out"
             )
-        local_rank = check_count("local_rank", local_rank, 0)
-        world_size = check_count("world_size", world_size)
+        local_rank = checked_count("local_rank", local_rank, 0)
+        world_size = checked_count("world_size", world_size)
         path = checked_path("load_path", load_path)
         with self._store.adding():
-            if self._store.disk is not None:  # first, for the checkpoint may be the own folder
-                self._store.disk.writer.raise_failure_or_retry()
-                self._store.disk.flush(None)
+            self._store.flush()  # first, for the checkpoint may be the own folder
             rank = (local_rank, world_size) if is_distributed else None
             checkpoint, saved, num_loaded, num_aside = rereading(
                 path, lambda: self._restore(path, rank, progress)

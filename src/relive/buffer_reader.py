@@ -18,7 +18,7 @@ from relive.errors import (
     InvalidArgumentError,
 )
 from relive.memory import private_bytes
-from relive.options import check_count, check_kind, checked_time_limit
+from relive.options import check_kind, checked_count, checked_time_limit
 from relive.samplers import Draw
 from relive.snapshot import restore
 from relive.spec import Schema
@@ -54,12 +54,15 @@ class BufferReader:
 
         May be set at any time. Without a folder it is also how many are remembered, from the next
         addition on; what was forgotten does not come back.
+
+        Raises:
+            InvalidArgumentError: It was set to what is no integer of at least 0.
         """
         return self._sample_window_size
 
     @sample_window_size.setter
     def sample_window_size(self, size: int) -> None:
-        size = check_count("sample_window_size", size, 0)
+        size = checked_count("sample_window_size", size, 0)
         self._sample_window_size = self._store.remembered = size
 
     @property
@@ -120,10 +123,11 @@ class BufferReader:
             StorageWriteError: The last load could not move its files into place.
             StorageError: The disk cannot read it.
             CorruptFileError: The file of a trajectory is damaged.
+            TimeLimitError: A load, or `close`, did not end.
             ClosedError: The buffer is closed.
         """
         self._store.check_open()
-        num_chunks = check_count("num_chunks", num_chunks)
+        num_chunks = checked_count("num_chunks", num_chunks)
         if num_chunks > _MOST_CHUNKS:
             raise InvalidArgumentError(
                 f"num_chunks is {num_chunks}, but must be at most {_MOST_CHUNKS}; draw more often"
@@ -189,10 +193,12 @@ class BufferReader:
             InvalidArgumentError: `row_ids` is not a list of integers.
             EvictedError: A row is no longer there.
             ColumnMismatchError: There is no such column.
+            UnsupportedValueError: NumPy has no type for a column.
             MissingFileError: The file of a trajectory is gone.
             StorageWriteError: The last load could not move its files into place.
             StorageError: The disk cannot read it.
             CorruptFileError: The file of a trajectory is damaged.
+            TimeLimitError: A load, or `close`, did not end.
             ClosedError: The buffer is closed.
         """
         self._store.check_open()
@@ -223,10 +229,11 @@ class BufferReader:
             StorageError: The disk cannot read it.
             CorruptFileError: Its file is damaged.
             UnsupportedValueError: NumPy has no type for a column.
+            TimeLimitError: A load, or `close`, did not end.
             ClosedError: The buffer is closed.
         """
         self._store.check_open()
-        check_count("trajectory_id", trajectory_id, 0)
+        trajectory_id = checked_count("trajectory_id", trajectory_id, 0)
         return restore(self._store.read(trajectory_id), self._framework)
 
     def __len__(self) -> int:
@@ -258,8 +265,7 @@ class BufferReader:
         Raises:
             InvalidArgumentError: `min_size` is no integer of at least 0.
         """
-        check_count("min_size", min_size, 0)
-        return self.size >= min_size
+        return self.size >= checked_count("min_size", min_size, 0)
 
     async def is_ready_async(self, min_size: int, timeout_s: float | None = None) -> bool:
         """Tell whether `size` is at least this many trajectories, waiting for it if asked to.
@@ -335,11 +341,13 @@ class BufferReader:
         Raises:
             CorruptFileError: It is no such state; nothing changed.
             FormatVersionError: A later release saved it; nothing changed.
+            InvalidArgumentError: Its counters leave no id for another trajectory; nothing changed.
+            ClosedError: The buffer is closed.
         """
         self._store.check_open()
         saved = BufferState.from_json(state)
+        self._store.move_numbering(saved.next_trajectory_id, saved.next_row_id)  # may refuse
         self._draws.load(saved)
-        self._store.move_numbering(saved.next_trajectory_id, saved.next_row_id)
 
 
 def _as_array(row_ids: Any) -> NDArray[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from relive.errors import UnsupportedValueError
-from relive.options import check_count
+from relive.options import checked_count
 from relive.tensors import is_array
 
 __all__ = ["TrajectoryCache"]
@@ -42,9 +42,9 @@ class TrajectoryCache:
         Raises:
             InvalidArgumentError: A bound is too small or no integer.
         """
-        self.max_size = check_count("max_size", max_size, 0)
+        self.max_size = checked_count("max_size", max_size, 0)
         """Trajectories kept."""
-        self.max_bytes = None if max_bytes is None else check_count("max_bytes", max_bytes)
+        self.max_bytes = None if max_bytes is None else checked_count("max_bytes", max_bytes)
         """Bytes kept, or None."""
         self._columns: dict[int, Mapping[str, NDArray[Any]]] = {}
         self._sizes: dict[int, int] = {}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
 
 from relive.channel_waiting import Side, Turn, Wake, complete, wake_task, wake_thread
 from relive.errors import ClosedError, TimeLimitError, UnsupportedValueError
-from relive.options import check_count, check_kind, checked_time_limit
+from relive.options import check_kind, checked_count, checked_time_limit
 
 if TYPE_CHECKING:
     import asyncio
@@ -68,7 +68,7 @@ class Channel(Generic[T]):
     """
 
     def __init__(self, maxsize: int, *, timeout_s: float = 600.0, name: str = "") -> None:
-        self._maxsize = check_count("maxsize", maxsize)
+        self._maxsize = checked_count("maxsize", maxsize)
         self._timeout_s = checked_time_limit("timeout_s", timeout_s)
         check_kind("name", name, str)
         self._name = name

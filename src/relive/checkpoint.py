@@ -41,7 +41,13 @@ from relive.store import Store
 from relive.store_reader import View
 from relive.warning import warn
 
-__all__ = ["check_apart", "metadata_of", "save_checkpoint", "settle", "write_trajectories"]
+__all__ = [
+    "check_apart",
+    "finish_exchange",
+    "metadata_of",
+    "save_checkpoint",
+    "write_trajectories",
+]
 
 
 def metadata_of(
@@ -89,7 +95,7 @@ def save_checkpoint(
     with naming_disk_errors(StorageWriteError, path, what, "what stood there is as it was"):
         path = path.resolve()  # else a link would be replaced, and what it leads to be left
         _check_place(path)
-        settle(path, tidy=True)
+        finish_exchange(path, tidy=True)
         with files.building_folder(path) as folder:
             writer = IndexWriter(contents, write_files(folder))
             writer.write(folder / INDEX_NAME, sync=True)
@@ -237,7 +243,7 @@ def _remove_old(folder: Path) -> None:
         warn(f"the replaced checkpoint {str(folder)!r} could not be removed: {error}")
 
 
-def settle(path: Path, *, tidy: bool) -> None:
+def finish_exchange(path: Path, *, tidy: bool) -> None:
     """Complete an exchange of two renames that was cut off in between.
 
     Args:

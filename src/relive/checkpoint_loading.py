@@ -14,15 +14,14 @@ from pathlib import Path
 
 from relive import files
 from relive.checkpoint_reading import Entry
-from relive.disk import Disk
 from relive.disk_errors import naming_disk_errors
 from relive.entry_reading import EntryReader
 from relive.errors import StorageError
 from relive.folder import INCOMING_PREFIX
 from relive.format_set import FormatSet
 from relive.formats.base import Copier, Progress, no_progress
-from relive.index import Numbering
-from relive.record import NOTHING, Record
+from relive.numbering import Numbering
+from relive.record import Record
 from relive.snapshot import Snapshot
 from relive.spec import Columns, Schema, conform
 from relive.store import Store
@@ -61,8 +60,7 @@ class _Loading:
     def hold(self, entry: Entry) -> None:
         """Read a trajectory for a store that keeps everything in memory."""
         record, snapshot = self.reader.read(entry)
-        record = replace(record, format="", location=NOTHING)  # no file of this store has it
-        self.records.append(record)
+        self.records.append(record.without_file())
         self.snapshots[record.trajectory_id] = snapshot
 
     def _must_be_rewritten(self, record: Record, ids: tuple[int, int]) -> bool:
@@ -162,36 +160,40 @@ def _restore(
     numbering: Numbering,
     first_in_memory: int,
 ) -> int:
+    present = list(store.index)
     if store.disk is None:
         for entry in entries[first_in_memory:]:
             loading.hold(entry)
         with store.replacing():
-            store.replace(loading.records, loading.snapshots, numbering, loading.reader.schema)
+            schema = loading.reader.schema
+            store.replace(present, loading.records, loading.snapshots, numbering, schema)
             left_out = entries[:first_in_memory]
-            store.forget(len(left_out), sum(entry.num_rows for entry in left_out))
+            store.count_forgotten(len(left_out), sum(entry.num_rows for entry in left_out))
         return 0
-    before = {record.trajectory_id for record in store.index}
     what = f"the checkpoint could not be brought into {str(store.disk.folder)!r}"
     with naming_disk_errors(StorageError, store.disk.folder, what, "the buffer is as it was"):
-        _restore_to_disk(store, store.disk, loading, entries, numbering, first_in_memory)
-    return len(before - set(loading.kept))
+        _restore_to_disk(store, present, loading, entries, numbering, first_in_memory)
+    return len({record.trajectory_id for record in present} - set(loading.kept))
 
 
 def _restore_to_disk(
     store: Store,
-    disk: Disk,
+    present: Sequence[Record],
     loading: _Loading,
     entries: Sequence[Entry],
     numbering: Numbering,
     first_in_memory: int,
 ) -> None:
+    disk = store.disk
+    assert disk is not None, "else nothing is brought to one"
     incoming = disk.folder / f"{INCOMING_PREFIX}{files.token()}"
     is_noted = False
 
     def switch() -> None:
         nonlocal is_noted
         is_noted = True
-        store.replace(loading.records, loading.snapshots, numbering, loading.reader.schema)
+        schema = loading.reader.schema
+        store.replace(present, loading.records, loading.snapshots, numbering, schema)
 
     try:
         files.create_folder(incoming)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from relive import files
-from relive.checkpoint import settle
+from relive.checkpoint import finish_exchange
 from relive.disk_errors import naming_disk_errors
 from relive.errors import (
     ColumnMismatchError,
@@ -25,11 +25,11 @@ from relive.errors import (
     StorageError,
 )
 from relive.format_set import FormatSet
-from relive.index import Numbering
 from relive.index_arrays import ARRAYS_NAME, read_arrays
 from relive.index_file import INDEX_NAME, METADATA_NAME, read_index, read_metadata
 from relive.journal_lines import JOURNAL_NAME
 from relive.journal_replay import replay
+from relive.numbering import Numbering
 from relive.record import Record
 from relive.record_table import RecordTable
 from relive.spec import Schema
@@ -159,7 +159,7 @@ def _generations(path: Path) -> list[tuple[str, int, int]]:
 
 
 def _read_checkpoint(path: Path, formats: FormatSet) -> Checkpoint:
-    settle(path, tidy=False)
+    finish_exchange(path, tidy=False)
     if not path.is_dir():
         raise MissingFileError(
             f"{str(path)!r} is not a folder, but a checkpoint is one; check the path",
@@ -183,7 +183,7 @@ def _rank_folders(path: Path) -> list[Path]:
     names = files.list_names(path)
     for name in names:
         if match := _RANK_FOLDER_BETWEEN.fullmatch(name):
-            settle(path / match[1], tidy=False)
+            finish_exchange(path / match[1], tidy=False)
     found = {
         int(match[1]): path / name
         for name in files.list_names(path)

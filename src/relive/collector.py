@@ -56,12 +56,14 @@ class TrajectoryCollector:
     So is one of a trajectory that has left, whatever its values, and one of an incarnation that a
     newer one has replaced. Finished trajectories are remembered as one counter per group and at
     most `max_open` numbers above it; when more finish before a number of which nothing has come,
-    that number is given up, with a warning. Groups are never forgotten: each costs about 1 kB.
+    that number is given up, which is logged as a warning. Groups are never forgotten: each costs
+    about 1 kB.
 
-    **Restarts.** The first part of a newer incarnation closes what the older one left, with a
-    warning: whole epochs leave as a trajectory, and the complete chunk steps of the begun epoch as
-    another one, of a single epoch, shorter, whose last step is marked in those of `truncations`
-    and `dones` that it has. Chunk steps after the first missing part are dropped and counted.
+    **Restarts.** The first part of a newer incarnation closes what the older one left, which is
+    logged as a warning: whole epochs leave as a trajectory, and the complete chunk steps of the
+    begun epoch as another one, of a single epoch, shorter, whose last step is marked in those of
+    `truncations` and `dones` that it has. Chunk steps after the first missing part are dropped
+    and counted.
 
     Any thread may call any method.
 
@@ -189,7 +191,7 @@ class TrajectoryCollector:
         late.
 
         Args:
-            allow_missing: Drop complete chunk steps after a missing part, with a warning.
+            allow_missing: Drop complete chunk steps after a missing part, logged as a warning.
 
         Returns:
             What a `run` could not hand over; then what was complete, by group in order of first

@@ -6,9 +6,8 @@ from __future__ import annotations
 import time
 import uuid
 
-from relive.dtypes import TEXT
 from relive.formats.layouts import layout_of
-from relive.index import Numbering
+from relive.numbering import Numbering
 from relive.record import NOTHING, Record
 from relive.snapshot import Snapshot
 
@@ -32,12 +31,7 @@ def describe(snapshot: Snapshot, numbering: Numbering) -> Record:
         model_weights_id=snapshot.model_weights_id,
         format="",
         layout=layout_of(snapshot),
-        texts={
-            name: (column.table, column.per_env)
-            for name, column in snapshot.columns.items()
-            if column.dtype == TEXT
-        }
-        or NOTHING,
+        texts=snapshot.texts() or NOTHING,
         run_lengths=snapshot.run_lengths(),
         version_range=snapshot.version_range(),
         added_at=time.time(),

@@ -22,10 +22,11 @@ from relive.folder import OpenedFolder, finish_moves, naming_folder, set_aside
 from relive.format_set import FormatSet
 from relive.formats import FileFormat
 from relive.formats.checksum import checksums
-from relive.index import Index, Numbering
+from relive.index import Index
 from relive.index_file import METADATA_NAME, IndexContents, write_metadata
 from relive.journal import Journal
-from relive.record import NOTHING, Record
+from relive.numbering import Numbering
+from relive.record import Record
 from relive.snapshot import Snapshot
 from relive.spec import Schema
 from relive.unsynced import Unsynced
@@ -172,8 +173,8 @@ class Disk:
             if held is None:
                 return
             snapshot = self.formats.of(held).read(self.folder, held)
-            bare = replace(held, format="", location=NOTHING)
-            moved = self.formats.own.write(self.folder, bare, snapshot, sync=self._syncs_each)
+            own, bare = self.formats.own, held.without_file()
+            moved = own.write(self.folder, bare, snapshot, sync=self._syncs_each)
             with self._taking_back(moved):
                 self._journal.relocate(moved, is_synced=self._syncs_each)
             on_moved(moved)
@@ -208,7 +209,7 @@ class Disk:
         self._unsynced.note(record, size_bytes, on_synced)
         if self._syncs_each:  # its file was synced as it was written
             self._journal.sync()
-            self._unsynced.settle()
+            self._unsynced.mark_synced()
 
     def forget(
         self, trajectory_ids: Sequence[int], numbering: Numbering, schema: Schema | None
@@ -233,7 +234,7 @@ class Disk:
 
         self.writer.submit(Job("the index", run))
 
-    def remove(self, record: Record) -> None:
+    def remove_forgotten(self, record: Record) -> None:
         """Queue the removal of a forgotten trajectory's file; it is told to `forget` first."""
 
         def run() -> None:
@@ -244,7 +245,7 @@ class Disk:
 
         self.writer.submit(Job(f"the removal of trajectory {record.trajectory_id}", run))
 
-    def discard(self, record: Record) -> None:
+    def remove_replaced(self, record: Record) -> None:
         """Queue the removal of what a record names that the index names no longer."""
         self.writer.submit(
             Job(
@@ -378,7 +379,7 @@ class Disk:
             self.formats.named(name).sync(self.folder, records)
         files.sync_folder(self.folder)
         self._journal.mark_synced()
-        self._unsynced.settle()
+        self._unsynced.mark_synced()
 
     def _export(self, *, is_closing: bool) -> None:
         start = time.monotonic()

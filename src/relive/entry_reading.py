@@ -12,7 +12,7 @@ from relive.errors import CorruptFileError
 from relive.format_set import FormatSet
 from relive.formats.checksum import checksums
 from relive.formats.layouts import layout_of
-from relive.index import Numbering
+from relive.numbering import Numbering
 from relive.record import Record
 from relive.snapshot import Snapshot, take_snapshot
 from relive.spec import Columns, Schema, admit

@@ -34,6 +34,7 @@ __all__ = [
     "exchange",
     "exists",
     "has_one_name",
+    "is_temporary",
     "keep_previous",
     "link_or_copy",
     "list_names",
@@ -58,6 +59,7 @@ _ABANDONED_S = 3600.0
 TEMPORARY_SUFFIX = ".tmp"
 """Ends the name of each file or folder that is not complete yet."""
 
+_TEMPORARY = re.compile(r"\..*\.[0-9a-f]{8}" + re.escape(TEMPORARY_SUFFIX))
 _FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file until one is changed
 _RENAME_EXCHANGE = 2  # linux/fs.h
 _UNSUPPORTED = {
@@ -206,6 +208,11 @@ def _temporary_beside(path: Path) -> Path:
     return path.with_name(f".{start}.{token()}{TEMPORARY_SUFFIX}")
 
 
+def is_temporary(name: str) -> bool:
+    """Tell whether a file or folder of this name is not complete yet."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
 def abandoned_beside(path: Path) -> list[Path]:
     """Return temporary folders for this one in which nothing has changed for an hour.
 
@@ -295,9 +302,19 @@ def remove_any(path: Path) -> None:
         remove(path)
 
 
-def remove_folder(folder: Path) -> None:
-    """Remove a folder of our own with everything in it; one that is gone already is fine."""
+def remove_folder(folder: Path, *, at_once: bool = False) -> None:
+    """Remove a folder of our own with everything in it; one that is gone already is fine.
+
+    Args:
+        folder: The folder.
+        at_once: Whether its name goes before anything in it: what a kill or a refusal leaves then
+            has a temporary name.
+    """
     with contextlib.suppress(FileNotFoundError):
+        if at_once:
+            temporary = _temporary_beside(folder)
+            os.replace(folder, temporary)
+            folder = temporary
         shutil.rmtree(folder)
 
 

@@ -29,12 +29,12 @@ from relive.errors import (
 )
 from relive.format_set import FormatSet
 from relive.formats.memmap import SEGMENTS_NAME, segment_path
-from relive.index import Numbering
 from relive.index_arrays import ARRAYS_NAME
 from relive.index_file import INDEX_NAME, METADATA_NAME
 from relive.journal_lines import JOURNAL_NAME
 from relive.journal_replay import PREVIOUS_SUFFIX, Replay, replay
 from relive.locks import LOCK_NAME, FolderLock
+from relive.numbering import Numbering
 from relive.record import Record, segments_of
 from relive.warning import cause_of, warn
 
@@ -71,7 +71,6 @@ _OWN_NAMES = frozenset(
     }
 )
 _TRAJECTORY_FILE = re.compile(r"trajectory_(\d{1,18})_.*\.(pt|pkl)")
-_TEMPORARY = re.compile(r"\..*\.[0-9a-f]{8}" + re.escape(files.TEMPORARY_SUFFIX))
 
 
 @dataclass
@@ -141,7 +140,7 @@ def _open(folder: Path, formats: FormatSet, if_exists: IfExists, break_lock: boo
         _check_contents(folder, if_exists)  # again: another process may have been here
         names = files.list_names(folder)
         for name in _names_in(folder):
-            if _TEMPORARY.fullmatch(Path(name).name):
+            if files.is_temporary(Path(name).name):
                 files.remove_any(folder / name)
         if JOURNAL_NAME not in names:
             return OpenedFolder(folder, lock, None)
@@ -164,7 +163,7 @@ def _open(folder: Path, formats: FormatSet, if_exists: IfExists, break_lock: boo
 
 def _check_contents(folder: Path, if_exists: IfExists) -> None:
     names = files.list_names(folder) if folder.is_dir() else []
-    others = [n for n in names if n != LOCK_NAME and not _TEMPORARY.fullmatch(n)]
+    others = [n for n in names if n != LOCK_NAME and not files.is_temporary(n)]
     if JOURNAL_NAME in names and if_exists == "refuse":
         raise StoreExistsError(
             f"{str(folder)!r} holds a store already, but a new one needs a folder of its own; open "

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from copy import copy
 from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
 
 from relive.errors import CorruptFileError
 from relive.formats import FORMATS, FileFormat, Format, create_format
@@ -17,6 +19,9 @@ from relive.record import Record
 from relive.window import Window
 
 __all__ = ["FormatSet"]
+
+
+_FormatSet = TypeVar("_FormatSet", bound="FormatSet")
 
 
 class FormatSet:
@@ -109,6 +114,19 @@ class FormatSet:
         for name in [name for name in self._by_name if name in FORMATS]:
             self._by_name[name] = copy(self._by_name[name])
         self.own = self._by_name[self.own.name]
+
+    def __enter__(self: _FormatSet) -> _FormatSet:
+        """Return the formats themselves, which are closed when the block ends."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Let go of all files."""
+        self.close()
 
     def close(self) -> None:
         """Let go of all files; twice is fine."""

@@ -62,8 +62,7 @@ class IdTable:
         table = cls({name: column.dtype.str for name, column in columns.items()})
         table._columns = dict(columns)
         table._stop = len(table._ids)
-        falls = np.flatnonzero(table._ids[1:] <= table._ids[:-1])
-        table._rises_from = int(falls[-1]) + 1 if len(falls) else 0
+        table._rises_from = _rises_from(table._ids)
         return table
 
     def __len__(self) -> int:
@@ -219,10 +218,15 @@ class IdTable:
         is_kept[rows] = False
         kept = {name: self.column(name)[is_kept] for name in self._columns}
         self._replace(kept, len(kept[self._ids_name]))
-        falls = np.flatnonzero(self._ids[1:] <= self._ids[:-1])
-        self._rises_from = int(falls[-1]) + 1 if len(falls) else 0
+        self._rises_from = _rises_from(self._ids)
         return True
 
     def take(self, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """Return copies of some rows of all columns."""
         return {name: self.column(name)[rows] for name in self._columns}
+
+
+def _rises_from(ids: NDArray[Any]) -> int:
+    """Return the row from which on ids rise."""
+    falls = np.flatnonzero(ids[1:] <= ids[:-1])
+    return int(falls[-1]) + 1 if len(falls) else 0

@@ -10,108 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from relive.errors import EvictedError, InvalidArgumentError
 from relive.id_table import IdTable
+from relive.numbering import Numbering
 from relive.record import Record
 from relive.record_table import RecordTable
 from relive.row_bins import MIN_TRAJECTORIES, BinsView, RowBins
 from relive.window import RowOrder, Window, origins_of
 
-__all__ = ["MAX_ROW_ID", "Index", "Numbering"]
-
-MAX_ROW_ID = np.iinfo(np.int64).max
-"""The largest row id."""
-
-_MAX_TRAJECTORY_ID = 1 << 62
-
-_START_AGAIN = "load the checkpoint into an empty folder"
+__all__ = ["Index"]
 
 _COLUMNS = ("trajectory_id", "first_row_id", "end", "count", "num_envs", "origin")
 _BLOCK = 256  # records looked up at once by those who go through all
-
-_RANK_SPACING = 1 << 40
-"""Row ids set apart for each rank of a distributed load."""
-
-
-@dataclass(frozen=True, slots=True)
-class Numbering:
-    """Which ids the next trajectory gets."""
-
-    next_trajectory_id: int = 0
-    """Its trajectory id."""
-    stride: int = 1
-    """What is added for the one after; the world size after a load by rank."""
-    next_row_id: int = 0
-    """The row id of its first row."""
-
-    def after(self, num_rows: int) -> Numbering:
-        """Return the numbering once a trajectory of this many rows has been numbered.
-
-        Raises:
-            InvalidArgumentError: No row id is left.
-        """
-        if self.next_row_id > MAX_ROW_ID - num_rows:
-            raise InvalidArgumentError(
-                f"row id {self.next_row_id} + {num_rows} is too large, but must fit int64; "
-                f"{_START_AGAIN}"
-            )
-        return Numbering(
-            self.next_trajectory_id + self.stride, self.stride, self.next_row_id + num_rows
-        )
-
-    def past(self, record: Record) -> Numbering:
-        """Return the numbering moved on so that nothing of this record is given again."""
-        return self.not_before(
-            Numbering(record.trajectory_id + 1, next_row_id=record.first_row_id + record.num_rows)
-        )
-
-    def not_before(self, other: Numbering) -> Numbering:
-        """Return the numbering moved on, in its own steps, past all that another one gave.
-
-        Raises:
-            InvalidArgumentError: No trajectory id or row id is left.
-        """
-        behind = other.next_trajectory_id - self.next_trajectory_id
-        moved = self.next_trajectory_id + max(0, -(-behind // self.stride)) * self.stride
-        if moved >= _MAX_TRAJECTORY_ID:
-            raise InvalidArgumentError(
-                f"trajectory id {moved} is too large, but must be below 2**62; {_START_AGAIN}"
-            )
-        return Numbering(moved, self.stride, self._row_id_past(other.next_row_id))
-
-    def _row_id_past(self, row_id: int) -> int:
-        """Return a row id not below another one, in this rank's own share of them."""
-        start = self.next_row_id
-        is_own = row_id < start + _RANK_SPACING
-        if self.stride == 1 or is_own:
-            return max(start, row_id)
-        span = self.stride * _RANK_SPACING
-        moved = start + -(-(row_id - start) // span) * span
-        if moved > MAX_ROW_ID - _RANK_SPACING:
-            raise InvalidArgumentError(
-                f"row id {moved} leaves too few below int64's largest, but a rank needs "
-                f"{_RANK_SPACING}; {_START_AGAIN}"
-            )
-        return moved
-
-    def for_rank(self, local_rank: int, world_size: int) -> Numbering:
-        """Return the numbering of one rank, disjoint from that of all others.
-
-        Raises:
-            InvalidArgumentError: No row id is left for this rank.
-        """
-        first_row = self.next_row_id + local_rank * _RANK_SPACING
-        if first_row > MAX_ROW_ID - _RANK_SPACING:
-            raise InvalidArgumentError(
-                f"row id {first_row} of rank {local_rank} leaves too few below int64's largest, "
-                f"but a rank needs {_RANK_SPACING}; {_START_AGAIN}"
-            )
-        return Numbering(self.next_trajectory_id + local_rank, world_size, first_row)
 
 
 class Index:
@@ -125,7 +39,7 @@ class Index:
         self.numbering = numbering or Numbering()
         """Ids of the next trajectory."""
         self.version = 0
-        """Rises with each change."""
+        """Rises with each addition and removal."""
         self._held: dict[int, Record] = {}
         self._stored: RecordTable | None = None
         self._rows = IdTable(dict.fromkeys(_COLUMNS, "int64"))
@@ -243,7 +157,7 @@ class Index:
             )
         firsts, start = self._rows.column("first_row_id", 1), 0
         if not len(firsts):
-            self._is_ordered, self._num_alike = True, 1
+            self._is_ordered, self._num_alike, self._bins = True, 1, None
         else:
             start = int(self._rows.column("end", 1)[0])
             self._is_ordered &= record.first_row_id >= int(firsts[0])
@@ -288,6 +202,9 @@ class Index:
         """Exchange a record for one that says more of the same trajectory, such as where it lies.
 
         What the table of stored records has is kept here no longer.
+
+        Raises:
+            EvictedError: There is none of this id.
         """
         one = record.trajectory_id
         self._size_bytes += record.size_bytes - self.get(one).size_bytes

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from relive import files
 from relive.errors import ReplayError
-from relive.index_file import IndexContents, check_schema, numbering_from_json, numbering_to_json
+from relive.index_file import IndexContents, check_schema
+from relive.numbering import Numbering
 from relive.read_file import ReadFile
 from relive.record import Layout, natural
 from relive.record_json import LayoutTable
@@ -85,14 +86,12 @@ def write_arrays(path: Path, arrays: IndexArrays, *, sync: bool = False) -> None
     header = {
         "generation": contents.generation,
         "journal_bytes": contents.journal_bytes,
-        "numbering": numbering_to_json(contents.numbering),
+        "numbering": contents.numbering.to_json(),
         "schema": None if contents.schema is None else contents.schema.to_json(),
         "num_changes": arrays.num_changes,
         "index": _covered_to_json(arrays.index),
         "journal": _covered_to_json(arrays.journal),
-        "layouts": [
-            [number, layout.to_json()] for number, layout in records.layouts.layouts.items()
-        ],
+        "layouts": [[number, layout.to_json()] for number, layout in records.layouts.items()],
         "journal_layouts": arrays.journal_layouts,
     }
     text = json.dumps(header).encode("ascii")
@@ -197,7 +196,7 @@ def _checked(
     _check_columns(columns, layouts, header)
     contents = IndexContents(
         records=RecordTable.of(columns, layouts, index=index, journal=journal),
-        numbering=numbering_from_json(header["numbering"]),
+        numbering=Numbering.from_json(header["numbering"]),
         schema=None if header["schema"] is None else Schema.from_json(header["schema"]),
         generation=natural(header["generation"]),
         journal_bytes=natural(header["journal_bytes"]),
@@ -206,7 +205,7 @@ def _checked(
         raise ValueError("two sizes of the journal")
     check_schema(contents)
     spoken = [natural(number) for number in header["journal_layouts"]]
-    if not set(spoken) <= layouts.layouts.keys():
+    if not set(spoken) <= layouts.keys():
         raise ValueError("a layout is lacking")
     is_known = np.isin(unsynced, columns["trajectory_id"])
     return IndexArrays(
@@ -237,7 +236,7 @@ def _check_columns(columns: dict[str, NDArray[Any]], layouts: LayoutTable, heade
         and (num_envs >= 1).all()
         and not (counts % num_envs).any()
         and (columns["place"] >= -1).all()
-        and np.isin(columns["layout"], list(layouts.layouts)).all()
+        and np.isin(columns["layout"], list(layouts)).all()
         and (in_index | in_journal).all()
         and (starts < 1 << 62).all()
         and (starts > -(1 << 62)).all()

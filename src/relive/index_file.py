@@ -19,7 +19,7 @@ import xxhash
 
 from relive import files
 from relive.errors import CorruptFileError, FormatVersionError, MissingFileError, StorageError
-from relive.index import Numbering
+from relive.numbering import Numbering
 from relive.read_file import ReadFile
 from relive.record import Layout, natural
 from relive.record_json import record_from_json
@@ -27,14 +27,16 @@ from relive.record_table import RecordTable
 from relive.spec import ColumnSpec, Schema
 
 __all__ = [
+    "BETWEEN",
+    "HEAD",
     "INDEX_NAME",
+    "LIST",
     "METADATA_NAME",
+    "OURS",
     "VERSION",
     "FoundIndex",
     "IndexContents",
     "check_schema",
-    "numbering_from_json",
-    "numbering_to_json",
     "read_index",
     "read_metadata",
     "write_metadata",
@@ -139,7 +141,7 @@ def _read_index(path: Path, file: ReadFile, block: bytes) -> FoundIndex:
     with _naming_damage(path):
         contents = _our_contents(path, whole["relive"])
         for entry in ordered:
-            record = record_from_json(entry, contents.records.layouts.layouts)
+            record = record_from_json(entry, contents.records.layouts)
             contents.records[record.trajectory_id] = record
         check_schema(contents)
     return FoundIndex(contents, [], digest, size)
@@ -164,7 +166,7 @@ def _scan(path: Path, file: ReadFile, block: bytes) -> IndexContents | None:
             if key is None:
                 return None
             entry, stop = decoder.raw_decode(text, key.end())
-            record = record_from_json(entry, records.layouts.layouts)
+            record = record_from_json(entry, records.layouts)
             if record.trajectory_id != int(key[1]) or record.trajectory_id in records:
                 return None
             records.note(record, entry["layout"], key.end(), stop - key.end())
@@ -188,7 +190,7 @@ def _our_contents(path: Path, ours: Any) -> IndexContents:
             records.layouts.put(number, Layout.from_json(entry))
     return IndexContents(
         records=records,
-        numbering=numbering_from_json(ours["numbering"]),
+        numbering=Numbering.from_json(ours["numbering"]),
         schema=None if ours["schema"] is None else Schema.from_json(ours["schema"]),
         generation=natural(ours["generation"]),
         journal_bytes=natural(ours["journal_bytes"]),
@@ -225,7 +227,7 @@ def check_schema(contents: IndexContents) -> None:
     if schema is None:
         return
     for number in records.used_layouts():
-        for column in records.layouts.layouts[number].columns:
+        for column in records.layouts[number].columns:
             spec = schema.columns.get(column.name)
             if spec is not None and spec != ColumnSpec(column.dtype, column.row_shape):
                 raise ValueError(
@@ -322,28 +324,3 @@ def _check_version(path: Path, ours: Any) -> None:
             f"{VERSION}; upgrade relive",
             path=str(path),
         )
-
-
-def numbering_to_json(numbering: Numbering) -> dict[str, int]:
-    """Return a numbering as JSON values."""
-    return {
-        "next_trajectory_id": numbering.next_trajectory_id,
-        "stride": numbering.stride,
-        "next_row_id": numbering.next_row_id,
-    }
-
-
-def numbering_from_json(entry: Any) -> Numbering:
-    """Read what `numbering_to_json` gave.
-
-    Raises:
-        CorruptFileError: It is something else.
-    """
-    try:
-        names = ("next_trajectory_id", "stride", "next_row_id")
-        numbering = Numbering(*(natural(entry[name]) for name in names))
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptFileError(f"a numbering is {entry!r:.200}, but has no valid form") from error
-    if not numbering.stride:
-        raise CorruptFileError(f"a numbering is {entry!r:.200}, but its stride is at least 1")
-    return numbering

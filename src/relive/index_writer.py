@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from relive import files
-from relive.index_file import BETWEEN, HEAD, LIST, OURS, VERSION, IndexContents, numbering_to_json
+from relive.index_file import BETWEEN, HEAD, LIST, OURS, VERSION, IndexContents
 from relive.read_file import ReadFile
 from relive.record import Layout, Record
 from relive.record_json import record_text
@@ -113,7 +113,7 @@ class IndexWriter:
             "version": VERSION,
             "generation": contents.generation,
             "journal_bytes": contents.journal_bytes,
-            "numbering": numbering_to_json(contents.numbering),
+            "numbering": contents.numbering.to_json(),
             "schema": None if contents.schema is None else contents.schema.to_json(),
         }
         yield OURS + json.dumps(ours)[:-1].encode("ascii") + b', "layouts": ['
@@ -123,7 +123,7 @@ class IndexWriter:
     def _entries(self, records: RecordTable) -> Iterator[bytes]:
         """Yield the entries in blocks; texts that are there are copied as they are."""
         ids = records.column("trajectory_id")
-        num_at_once = _SLICE if records.num_in_memory else _COPIED
+        num_at_once = _SLICE if records.num_without_text else _COPIED
         first = 0
         while first < len(ids):
             stop = min(first + _RUN, len(ids))

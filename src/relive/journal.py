@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index on disk: an append-only journal over a snapshot.
+"""The index on disk: an append-only journal over an index file.
 
 Every change is one line of JSON with its checksum, appended to `trajectory_index.journal`;
 storing the millionth trajectory costs what storing the first does. From time to time the
@@ -21,17 +21,16 @@ import xxhash
 
 from relive import files, open_files
 from relive.errors import ClosedError
-from relive.index import Numbering
 from relive.index_arrays import ARRAYS_NAME, Covered, IndexArrays, write_arrays
 from relive.index_file import (
     INDEX_NAME,
     VERSION,
     IndexContents,
-    numbering_to_json,
 )
 from relive.index_writer import IndexWriter
 from relive.journal_lines import ADDITION, JOURNAL_NAME, encode_addition, encode_line
 from relive.journal_replay import PREVIOUS_SUFFIX, Replay
+from relive.numbering import Numbering
 from relive.read_file import ReadFile
 from relive.record import Record
 from relive.record_json import LayoutTable, record_text, record_to_json
@@ -158,7 +157,7 @@ class Journal:
         text, generation = record_text(record, number), self.contents.generation
         line = encode_addition(text, is_synced=is_synced, generation=generation)
         start = self._write(file, before + line) + len(before) + len(ADDITION)
-        spoken[number] = table.layouts[number]
+        spoken[number] = table[number]
         self.contents.records.note(record, number, at_journal(start), len(text))
         self.contents.numbering = self.contents.numbering.past(record)
         self._state.track_addition(record.trajectory_id, is_synced=is_synced)
@@ -212,7 +211,7 @@ class Journal:
             OSError: The disk refused; nothing was noted.
         """
         if numbering != self._state.contents.numbering:
-            self._append([{"op": "numbering", "numbering": numbering_to_json(numbering)}])
+            self._append([{"op": "numbering", "numbering": numbering.to_json()}])
 
     def load(
         self,
@@ -242,11 +241,11 @@ class Journal:
         change = {
             "op": "load",
             "moving": moving,
-            "layouts": [layout.to_json() for layout in table.layouts.values()],
+            "layouts": [layout.to_json() for layout in table.values()],
             "records": records,
             "keep": list(kept),
             "order": list(order),
-            "numbering": numbering_to_json(numbering),
+            "numbering": numbering.to_json(),
             "schema": None if schema is None else schema.to_json(),
         }
         file = self._ready_file()
@@ -312,7 +311,7 @@ class Journal:
         is_old = with_index and (self._covered is None or self._state.num_changes)
         if self._must_renew or file.size_bytes >= limit:
             self._fold(between_slices)
-        elif is_old or is_lost or self.contents.records.num_in_memory:
+        elif is_old or is_lost or self.contents.records.num_without_text:
             writer = IndexWriter(self.contents, between_slices=between_slices)
             writer.write(self._folder / INDEX_NAME, sync=False)
             self._take_over(writer)
@@ -329,9 +328,10 @@ class Journal:
         num_bytes = max(_LONG_TAIL_BYTES, _ARRAYS_ROW_BYTES * len(self.contents.records))
         self._arrays_due_at = self.contents.journal_bytes + num_bytes
         state, contents = self._state, self.contents
-        table, file = contents.records.layouts.layouts, self._file
+        table, file = contents.records.layouts, self._file
         is_plain = all(table.get(number) == layout for number, layout in state.layouts.items())
-        is_plain &= state.is_whole and state.moving is None and not contents.records.num_in_memory
+        is_plain &= state.is_whole and state.moving is None
+        is_plain &= not contents.records.num_without_text
         path = self._folder / INDEX_NAME
         if not is_plain or file is None or (self._covered is None and files.exists(path)):
             return
@@ -351,7 +351,7 @@ class Journal:
         contents = self.contents
         for name in (INDEX_NAME, JOURNAL_NAME):
             files.keep_previous(self._folder / name, PREVIOUS_SUFFIX)
-        contents.records.layouts.keep(contents.records.used_layouts())
+        contents.records.drop_unused_layouts()
         generation = contents.generation + 1
         folded = IndexContents(contents.records, contents.numbering, contents.schema, generation)
         writer = IndexWriter(folded, between_slices=between_slices)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the files of an index amount to: the snapshot, and the journal's lines over it.
+"""What the files of an index amount to: the index file, and the journal's lines over it.
 
 What is on disk is the result of `Replay.apply` over the lines; what is in memory comes from
 the same function, so the two cannot differ.
@@ -17,10 +17,10 @@ from relive.index_file import (
     INDEX_NAME,
     FoundIndex,
     IndexContents,
-    numbering_from_json,
     read_index,
 )
 from relive.journal_lines import ADDITION, JOURNAL_NAME, JournalLines, open_lines
+from relive.numbering import Numbering
 from relive.read_file import ReadFile
 from relive.record import Layout, natural
 from relive.record_json import record_from_json
@@ -118,7 +118,7 @@ class Replay:
         elif op == "schema":
             contents.schema = _schema_of(change)
         elif op == "numbering":
-            contents.numbering = numbering_from_json(change.get("numbering"))
+            contents.numbering = Numbering.from_json(change.get("numbering"))
         elif op == "load":
             self._apply_load(change)
         elif op not in _NO_CHANGES:
@@ -139,7 +139,7 @@ class Replay:
                 "a copy"
             )
         in_order = contents.records.successor(order, loaded)
-        numbering, schema = numbering_from_json(change["numbering"]), _schema_of(change)
+        numbering, schema = Numbering.from_json(change["numbering"]), _schema_of(change)
         contents.records, contents.numbering, contents.schema = in_order, numbering, schema
 
     def track(self, change: dict[str, Any]) -> None:
@@ -204,7 +204,7 @@ def _replay_arrays(folder: Path) -> Replay | None:
     if found is None:
         return None
     contents = found.contents
-    layouts = contents.records.layouts.layouts
+    layouts = contents.records.layouts
     result = Replay(
         contents,
         {number: layouts[number] for number in found.journal_layouts},
@@ -235,7 +235,7 @@ def _replay_all(folder: Path) -> Replay:
 
 def _replay_lines(folder: Path, lines: JournalLines) -> Replay:
     problems: list[str] = []
-    contents, covered = _snapshot_for(folder, lines, problems)
+    contents, covered = _index_for(folder, lines, problems)
     result = Replay(contents, problems=problems, file=lines.file, index=covered)
     contents.records.read_journal_from(lines.file)
     if lines.generation == contents.generation:
@@ -253,7 +253,7 @@ def _replay_lines(folder: Path, lines: JournalLines) -> Replay:
     return result
 
 
-def _snapshot_for(
+def _index_for(
     folder: Path, lines: JournalLines, problems: list[str]
 ) -> tuple[IndexContents, Covered | None]:
     """Return the index file's contents, or what its previous copies give when it cannot be used.
@@ -264,7 +264,7 @@ def _snapshot_for(
     found = _found_at(folder / INDEX_NAME)
     if isinstance(found, FoundIndex) and _ours(found).generation >= lines.generation:
         contents = _ours(found)
-        is_scanned = not contents.records.num_in_memory
+        is_scanned = not contents.records.num_without_text
         return contents, Covered(found.size_bytes, found.xxh3) if is_scanned else None
     failure = found if isinstance(found, ReplayError) else None
     if lines.generation == 0:

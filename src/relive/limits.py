@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from relive.errors import LimitExceededError
-from relive.options import check_count
+from relive.options import checked_count
 
 __all__ = ["Limits"]
 
@@ -44,7 +44,7 @@ class Limits:
         for spec in fields(self):
             bound = getattr(self, spec.name)
             if bound is not None:
-                object.__setattr__(self, spec.name, check_count(spec.name, bound))
+                object.__setattr__(self, spec.name, checked_count(spec.name, bound))
 
     def check_one(self, num_samples: int, size_bytes: int) -> None:
         """Refuse a trajectory that alone is larger than a bound.

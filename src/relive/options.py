@@ -17,8 +17,8 @@ from relive.errors import InvalidArgumentError
 
 __all__ = [
     "check_choice",
-    "check_count",
     "check_kind",
+    "checked_count",
     "checked_list",
     "checked_names",
     "checked_path",
@@ -35,11 +35,8 @@ def is_count(number: Any, least: int = 1) -> bool:
     return is_integer and bool(number >= least)
 
 
-def check_count(name: str, number: Any, least: int = 1) -> int:
-    """Refuse what is not an integer of at least `least`.
-
-    Returns:
-        The number, as an int of Python.
+def checked_count(name: str, number: Any, least: int = 1) -> int:
+    """Return an integer of at least `least` as an int of Python.
 
     Raises:
         InvalidArgumentError: It is not.
@@ -143,7 +140,7 @@ def checked_stream(stream: Any) -> tuple[int, ...]:
         InvalidArgumentError: It is no sequence of integers of at least 0.
     """
     check_kind("stream", stream, list, tuple)
-    return tuple(check_count("a number in stream", number, 0) for number in stream)
+    return tuple(checked_count("a number in stream", number, 0) for number in stream)
 
 
 def checked_time_limit(name: str, seconds: Any) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relive.errors import InvalidArgumentError, UnsupportedValueError
-from relive.options import check_count
+from relive.options import checked_count
 
 __all__ = ["TrajectoryPart"]
 
@@ -71,7 +71,7 @@ class TrajectoryPart:
             )
         for name, lowest in (("incarnation", 0), ("trajectory", 0), ("epoch", 0), ("step", -1)):
             told = f"{name} of a part of group {self.group!r}"
-            object.__setattr__(self, name, check_count(told, getattr(self, name), lowest))
+            object.__setattr__(self, name, checked_count(told, getattr(self, name), lowest))
         if not isinstance(self.model_weights_id, str):
             raise InvalidArgumentError(
                 f"model_weights_id is {self.model_weights_id!r} in a part of group "

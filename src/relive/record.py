@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index entry of one trajectory, version 1, and its JSON form.
+"""What the index knows of one trajectory, version 1.
 
 A record says everything about a stored trajectory but its rows: what it is, which row ids it
-has, where its runs lie, and where a format put its bytes. docs/format.md describes the JSON.
+has, where its runs lie, and where a format put its bytes. `record_json` writes it as JSON.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -23,7 +24,19 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["ColumnLayout", "Layout", "Record", "interned", "natural", "quoted_weights_id"]
+__all__ = [
+    "CHECKSUM_BYTES",
+    "NOTHING",
+    "PLACE_BITS",
+    "ColumnLayout",
+    "Layout",
+    "Record",
+    "interned",
+    "natural",
+    "quoted_weights_id",
+    "segments_of",
+    "shared_location",
+]
 
 _OURS = frozenset({"name", "dtype", "shape", "offset", "codec", "variable_length"})
 _LONGEST_QUOTED = 120  # with the id and the ending well below the 255 bytes a file name may have
@@ -62,10 +75,7 @@ class ColumnLayout:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        size = storage_dtype(self.dtype).itemsize
-        for length in self.row_shape:
-            size *= length
-        return size
+        return storage_dtype(self.dtype).itemsize * prod(self.row_shape)
 
     @property
     def size_bytes(self) -> int:
@@ -255,6 +265,10 @@ class Record:
     def size_bytes(self) -> int:
         """Bytes of its columns."""
         return self.layout.size_bytes
+
+    def without_file(self) -> Record:
+        """Return what holds of the trajectory while it is only in memory."""
+        return replace(self, format="", location=NOTHING)
 
 
 def quoted_weights_id(weights_id: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from sys import intern
 from typing import Any
 from uuid import UUID
@@ -63,16 +63,31 @@ _OURS = frozenset(
 _PLAIN_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-class LayoutTable:
-    """Numbers layouts, each distinct one once; a number keeps its layout."""
+class LayoutTable(Mapping[int, Layout]):
+    """Layouts by number, each distinct one once; a number keeps its layout."""
 
     def __init__(self) -> None:
-        self.layouts: dict[int, Layout] = {}
-        """By number."""
         self.next_number = 0
         """That of the next layout."""
+        self._by_number: dict[int, Layout] = {}
         self._numbers: dict[Layout, int] = {}
         self._by_identity: dict[int, int] = {}  # formats share equal layouts: no hash of them all
+
+    def __getitem__(self, number: int) -> Layout:
+        """Return the layout of a number.
+
+        Raises:
+            KeyError: None has it.
+        """
+        return self._by_number[number]
+
+    def __iter__(self) -> Iterator[int]:
+        """Go through the numbers, in the order in which they were given."""
+        return iter(self._by_number)
+
+    def __len__(self) -> int:
+        """Return the number of layouts."""
+        return len(self._by_number)
 
     def number_of(self, layout: Layout) -> int:
         """Return the layout's number, giving it the next one if it has none."""
@@ -90,7 +105,7 @@ class LayoutTable:
         Raises:
             CorruptFileError: Another one has it.
         """
-        if number in self.layouts:
+        if number in self._by_number:
             raise CorruptFileError(f"two layouts have the number {number}")
         if natural(number) > MAX_LAYOUT_NUMBER:
             raise CorruptFileError(
@@ -98,24 +113,25 @@ class LayoutTable:
                 "folder from a copy"
             )
         self.next_number = max(self.next_number, number + 1)
-        self.layouts[number] = layout
+        self._by_number[number] = layout
         self._numbers[layout] = self._by_identity[id(layout)] = number
 
     def offer(self, number: int, layout: Layout) -> None:
         """Give a layout a number if both are free."""
         if (
             number <= MAX_LAYOUT_NUMBER
-            and number not in self.layouts
+            and number not in self._by_number
             and layout not in self._numbers
         ):
             self.put(number, layout)
 
-    def keep(self, numbers: Collection[int]) -> None:
-        """Forget all other layouts; their numbers are not given again."""
-        kept = {number: self.layouts[number] for number in sorted(numbers)}
-        self.layouts = kept
-        self._numbers = {layout: number for number, layout in kept.items()}
-        self._by_identity = {id(layout): number for number, layout in kept.items()}
+    def only(self, numbers: Collection[int]) -> LayoutTable:
+        """Return a table of some of the layouts; the other numbers are not given again there."""
+        table = LayoutTable()
+        for number in sorted(numbers):
+            table.put(number, self[number])
+        table.next_number = self.next_number
+        return table
 
 
 def record_to_json(record: Record, layout_number: int) -> dict[str, Any]:

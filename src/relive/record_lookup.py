@@ -83,11 +83,11 @@ class RecordLookup(Mapping[int, Record]):
     def size_bytes(self) -> int:
         """Bytes of the columns of all trajectories."""
         numbers, counts = np.unique(self.column("layout"), return_counts=True)
-        sizes = (self.layouts.layouts[number].size_bytes for number in numbers.tolist())
+        sizes = (self.layouts[number].size_bytes for number in numbers.tolist())
         return sum(size * count for size, count in zip(sizes, counts.tolist(), strict=True))
 
     @property
-    def num_in_memory(self) -> int:
+    def num_without_text(self) -> int:
         """Records that have no text yet."""
         return len(self._held)
 
@@ -116,7 +116,7 @@ class RecordLookup(Mapping[int, Record]):
             int(self._rows.column(name)[row]) for name in ("text_start", "text_bytes", *CHECKED)
         )
         text = self._texts.one(start, size)
-        return decode(Fetched(trajectory_id, tuple(numbers), text, self.layouts.layouts))
+        return decode(Fetched(trajectory_id, tuple(numbers), text, self.layouts))
 
     def _remember(self, record: Record) -> None:
         self._recent[record.trajectory_id] = record
@@ -146,7 +146,7 @@ class RecordLookup(Mapping[int, Record]):
         ids = self._rows.column("trajectory_id")[rows].tolist()
         numbers = zip(*(self._rows.column(n)[rows].tolist() for n in CHECKED), strict=True)
         return [
-            Fetched(one, checked, self._held[one] if text is None else text, self.layouts.layouts)
+            Fetched(one, checked, self._held[one] if text is None else text, self.layouts)
             for one, checked, text in zip(ids, numbers, self._texts_of(rows), strict=True)
         ]
 
@@ -212,7 +212,7 @@ class RecordLookup(Mapping[int, Record]):
 
     def layout_list(self) -> list[Layout | None]:
         """Return the layouts by their numbers, None for those without."""
-        layouts = self.layouts.layouts
+        layouts = self.layouts
         return [layouts.get(number) for number in range(max(layouts, default=-1) + 1)]
 
     def close(self) -> None:

@@ -173,13 +173,15 @@ class RecordTable(RecordLookup, MutableMapping[int, Record]):
             columns = self._rows.take(rows)
             held = dict(self._held)
             index, journal = self._texts.index, self._texts.journal
-            layouts = self.layouts.layouts
-        table = LayoutTable()
-        for number in np.unique(columns["layout"]).tolist():
-            table.put(number, layouts[number])
-        selected = RecordTable.of(columns, table, index=index, journal=journal)
+            layouts = self.layouts.only(np.unique(columns["layout"]).tolist())
+        selected = RecordTable.of(columns, layouts, index=index, journal=journal)
         selected._held = {one: record for one, record in held.items() if one in selected}
         return selected
+
+    def drop_unused_layouts(self) -> None:
+        """Forget the layouts that no record has; their numbers are not given again."""
+        # another table: threads that decode texts outside the lock go on with the one they have
+        self.layouts = self.layouts.only(self.used_layouts())
 
     def rebase(self, index: ReadFile, starts: NDArray[np.int64], sizes: NDArray[np.uint32]) -> None:
         """Let all texts be those of another index file.

@@ -8,7 +8,7 @@ ranks have the larger ones.
 from __future__ import annotations
 
 from relive.errors import InvalidArgumentError
-from relive.options import check_count, is_count
+from relive.options import checked_count, is_count
 
 __all__ = ["check_rank", "shard_bounds"]
 
@@ -20,7 +20,7 @@ def check_rank(local_rank: int, world_size: int) -> None:
         InvalidArgumentError: `world_size` is below 1, `local_rank` is outside it, or one is no
             integer.
     """
-    check_count("world_size", world_size)
+    world_size = checked_count("world_size", world_size)
     if not is_count(local_rank, 0) or local_rank >= world_size:
         raise InvalidArgumentError(
             f"local_rank is {local_rank!r}, but must be an integer in [0, {world_size}); ranks "

@@ -90,6 +90,14 @@ class Snapshot:
         """Bytes of all columns."""
         return sum(column.values.nbytes for column in self.columns.values())
 
+    def texts(self) -> dict[str, tuple[tuple[str, ...], bool]]:
+        """Return of each text column the table, and whether it was given as B strings."""
+        return {
+            name: (column.table, column.per_env)
+            for name, column in self.columns.items()
+            if column.dtype == TEXT
+        }
+
     def run_lengths(self) -> tuple[int, ...] | None:
         """Return the lengths of all runs, as `relive.runs.run_lengths` does."""
         flags = {name: self.columns[name].values for name in FLAG_FIELDS if name in self.columns}

@@ -21,7 +21,7 @@ from relive.columns import SEPARATOR
 from relive.dtypes import TEXT, has_numpy_type
 from relive.errors import ColumnMismatchError, CorruptFileError, InvalidArgumentError
 from relive.fields import TREE_FIELDS
-from relive.options import check_kind
+from relive.options import check_kind, nearest
 from relive.snapshot import Column, Snapshot
 from relive.tensors import is_tensor
 from relive.trajectory import COLUMN_FIELDS
@@ -92,10 +92,13 @@ def _check_names(names: Sequence[str]) -> None:
         is_place = root in COLUMN_FIELDS and bool(path) == (root in TREE_FIELDS) and all(path)
         inner = [other for other in names if other.startswith(f"{name}{SEPARATOR}")]
         if not is_place or inner:
+            close = nearest(root, COLUMN_FIELDS)
+            cure = f"did you mean {close!r}?" if close else "correct the name"
+            if root in TREE_FIELDS:
+                cure = f"name what is in {root}, such as '{root}/states'"
             raise InvalidArgumentError(
                 f"column {name!r} is declared{f' beside {inner[0]!r}' if inner else ''}, but a "
-                f"column is a field of Trajectory, or a path below {', '.join(TREE_FIELDS)}; "
-                "correct the name"
+                f"column is a field of Trajectory, or a path below {', '.join(TREE_FIELDS)}; {cure}"
             )
 
 

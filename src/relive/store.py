@@ -15,15 +15,16 @@ from functools import partial
 from relive.cache import TrajectoryCache
 from relive.describe import describe
 from relive.disk import Disk
-from relive.index import Index, Numbering
+from relive.index import Index
 from relive.index_file import IndexContents
 from relive.leases import Leases, Retired
 from relive.limits import Limits
 from relive.listeners import Listeners
+from relive.numbering import Numbering
 from relive.record import Record
 from relive.snapshot import Snapshot
 from relive.spec import Columns, Schema, admit
-from relive.store_reader import Resident, StoreReader, View
+from relive.store_reader import StoreReader, View
 
 __all__ = ["Store"]
 
@@ -100,6 +101,7 @@ class Store(StoreReader):
             ColumnMismatchError: One has other columns than hold here.
             LimitExceededError: One alone is larger than a limit.
             UnsupportedValueError: The format cannot store one.
+            InvalidArgumentError: No id is left.
             StorageWriteError: An earlier one could not be written.
             TimeLimitError: The write queue stayed full.
             ClosedError: The store is closed.
@@ -124,7 +126,7 @@ class Store(StoreReader):
                 for record, snapshot in zip(records, admitted, strict=True):
                     self._add_one(record, snapshot)
                 self.index.numbering = numbering
-                self._tell_listeners()
+                self.listeners.tell()
             return [record.trajectory_id for record in records]
 
     def _check_changeable(self) -> None:
@@ -185,7 +187,7 @@ class Store(StoreReader):
 
         def on_synced(before: Record) -> None:
             with self.lock:
-                self._leases.retire(Retired(before, None, partial(disk.discard, before)))
+                self._leases.retire(Retired(before, None, partial(disk.remove_replaced, before)))
 
         with self._adding:  # no load may move files meanwhile
             self.check_open()
@@ -210,7 +212,7 @@ class Store(StoreReader):
             self._num_forgotten += 1
             self._num_forgotten_rows += oldest.num_rows
 
-    def forget(self, num_trajectories: int, num_rows: int) -> None:
+    def count_forgotten(self, num_trajectories: int, num_rows: int) -> None:
         """Count trajectories that a checkpoint had and this store does not remember."""
         with self.lock:
             self._num_forgotten += num_trajectories
@@ -223,24 +225,20 @@ class Store(StoreReader):
         return num > 1 and (is_too_large or 0 < self.remembered < num)
 
     def _discard(self, trajectory_ids: Iterable[int]) -> None:
-        stored: list[tuple[Record, Resident | None]] = []
-        removed = self.index.remove(trajectory_ids)
-        for record in removed:
-            trajectory_id = record.trajectory_id
-            resident = self._resident.pop(trajectory_id, None)
-            self._cache.discard(trajectory_id)
+        disk, removed = self.disk, self.index.remove(trajectory_ids)
+        residents = [self._resident.pop(record.trajectory_id, None) for record in removed]
+        for record, resident in zip(removed, residents, strict=True):
+            self._cache.discard(record.trajectory_id)
             self._on_remove(record)
-            disk = self.disk
-            if disk is None or (resident is not None and disk.writer.cancel(trajectory_id)):
-                self._leases.retire(Retired(record, resident, lambda: None))
-            else:
-                stored.append((record, resident))
-        if removed and self.disk is not None:
-            # also of what was never written: its ids are taken all the same
-            ids = [record.trajectory_id for record, _ in stored]
-            self.disk.forget(ids, self.index.numbering, self.schema)
-            for record, resident in stored:
-                self._leases.retire(Retired(record, resident, partial(self.disk.remove, record)))
+            if disk is not None and resident is not None:
+                disk.writer.cancel(record.trajectory_id)
+        if removed and disk is not None:
+            # also what was taken back in time: an attempt that failed may have noted it
+            ids = [record.trajectory_id for record in removed]
+            disk.forget(ids, self.index.numbering, self.schema)
+        for record, resident in zip(removed, residents, strict=True):
+            remove = _nothing if disk is None else partial(disk.remove_forgotten, record)
+            self._leases.retire(Retired(record, resident, remove))
 
     def delete(self, trajectory_ids: Iterable[int]) -> None:
         """Take trajectories out for good.
@@ -272,6 +270,20 @@ class Store(StoreReader):
                 if self.disk is not None:
                     self.disk.forget([], self.index.numbering, None)
 
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until everything put so far is stored; without a disk there is nothing to do.
+
+        Args:
+            timeout_s: Time limit in seconds; None waits as long as something gets stored.
+
+        Raises:
+            StorageWriteError: Something could not be stored; it is tried again by the next call.
+            TimeLimitError: The time limit came first.
+        """
+        if self.disk is not None:
+            self.disk.writer.raise_failure_or_retry()
+            self.disk.flush(timeout_s)
+
     @contextmanager
     def settled_view(self, size: int) -> Iterator[tuple[View, IndexContents]]:
         """Yield a view whose trajectories are all stored, and the index of just these.
@@ -280,11 +292,12 @@ class Store(StoreReader):
 
         Raises:
             StorageWriteError: Something could not be stored.
+            TimeLimitError: The write queue did not empty.
+            ClosedError: The store is closed.
         """
         with ExitStack() as held:
             with self._adding:
-                if self.disk is not None:
-                    self.disk.flush(None)
+                self.flush()
                 view = held.enter_context(self.view(size))
                 contents = IndexContents(numbering=self.index.numbering, schema=view.schema)
                 if self.disk is not None:
@@ -292,15 +305,11 @@ class Store(StoreReader):
                     contents.records = self.disk.contents.records.selection(ids)
             yield view, contents
 
-    def _tell_listeners(self) -> None:
-        self.changed.notify_all()
-        self.listeners.tell()
-
     def after_fork(self) -> None:
         """Become a forked child's copy: no thread of the parent will ever give a lock back."""
         self.lock = threading.RLock()
         self._adding = threading.RLock()
-        self.changed = threading.Condition(self.lock)
+        self._changed = threading.Condition(self.lock)
         self._leases = Leases()
         self.index.after_fork()
         self.listeners = Listeners()
@@ -346,10 +355,11 @@ class Store(StoreReader):
         finally:
             with self.lock:
                 self._is_replacing = False
-                self.changed.notify_all()
+                self._changed.notify_all()
 
     def replace(
         self,
+        present: Sequence[Record],
         records: Sequence[Record],
         snapshots: Mapping[int, Snapshot],
         numbering: Numbering,
@@ -360,6 +370,7 @@ class Store(StoreReader):
         The caller is inside `adding` and `replacing`.
 
         Args:
+            present: All that it holds now; to look them up here might fail, when it is too late.
             records: All that the store holds afterwards, oldest first.
             snapshots: Those of them that are in memory: all in a store without a disk, those
                 for the cache in one with.
@@ -368,10 +379,10 @@ class Store(StoreReader):
         """
         with self.lock:
             stays = {record.trajectory_id: record.uuid for record in records}
-            for record in list(self.index):
+            for record in present:
                 if stays.get(record.trajectory_id) != record.uuid:
                     self._on_remove(record)
-            before = {record.trajectory_id: record.uuid for record in self.index}
+            before = {record.trajectory_id: record.uuid for record in present}
             if self.disk is None:
                 self.index = Index(records, numbering)
             else:  # this runs in the writer's thread, which has noted them
@@ -388,10 +399,19 @@ class Store(StoreReader):
                 if snapshot is not None:
                     self._hold(record, snapshot, has_file=self.disk is not None)
             self._retain()
-            self._tell_listeners()
+            self.listeners.tell()
 
     @contextmanager
     def adding(self) -> Iterator[None]:
-        """Keep all other threads from adding, deleting or loading until the block ends."""
+        """Keep all other threads from adding, deleting or loading until the block ends.
+
+        Raises:
+            ClosedError: The store is closed.
+        """
         with self._adding:
+            self.check_open()
             yield
+
+
+def _nothing() -> None:
+    """Let go of a trajectory that memory alone held."""

@@ -82,8 +82,8 @@ class StoreReader:
         """The folder, or None."""
         self.lock = threading.RLock()
         """Guards the index; held for moments only, never while anything is read or written."""
-        self.changed = threading.Condition(self.lock)
-        """Notified after each addition and each end of a read."""
+        self._changed = threading.Condition(self.lock)
+        """Notified when a read ends that a load or `close` waits for, and when these end."""
         self.index = Index()
         """Records and numbering; look at it under the lock."""
         self.schema: Schema | None = None
@@ -141,6 +141,7 @@ class StoreReader:
         Raises:
             ClosedError: The store is closed.
             StorageWriteError: The last load could not move its files into place.
+            TimeLimitError: A load, or `close`, did not end within `STALL_LIMIT_S`.
         """
         with self.lock:
             if self._is_replacing:
@@ -154,7 +155,7 @@ class StoreReader:
         with self.lock:
             self._leases.end(lease)
             if self._is_replacing:  # only then somebody waits for it
-                self.changed.notify_all()
+                self._changed.notify_all()
 
     def check_open(self) -> None:
         """Refuse what comes after `close`, or waited for its end.
@@ -184,6 +185,7 @@ class StoreReader:
             EvictedError: It is not there.
             MissingFileError: Its file is not there.
             CorruptFileError: Its file is damaged.
+            ClosedError, StorageWriteError, TimeLimitError: As `view` says.
         """
         with self.view(1):
             record, resident = self.find(trajectory_id)
@@ -209,7 +211,7 @@ class StoreReader:
         return record, resident.rows if resident else self._cache.get(trajectory_id)
 
     def _wait_for(self, is_true: Callable[[], bool], what: str) -> None:
-        if not self.changed.wait_for(is_true, STALL_LIMIT_S):
+        if not self._changed.wait_for(is_true, STALL_LIMIT_S):
             raise TimeLimitError(
                 f"waited {STALL_LIMIT_S:g} s for {what}, but it goes on; look at the threads that "
                 "use this buffer"

@@ -50,7 +50,7 @@ class Unsynced:
             return 0.0
         return max(0.0, self._since + _MOST_SECONDS - time.monotonic())
 
-    def settle(self) -> None:
+    def mark_synced(self) -> None:
         """Forget the trajectories: they are synced."""
         self.records.clear()
         self._size_bytes = 0

@@ -40,6 +40,9 @@ class Window:
     Rows of the window are numbered 0 to `num_rows` - 1: oldest trajectory first, in each env
     after env, so that consecutive numbers are consecutive steps. `row_ids` turns such numbers
     into row ids, which stay true for the life of the store.
+
+    The ordinal of a row is its number over all trajectories, env after env likewise, from any
+    start that the window's arrays have in common.
     """
 
     trajectory_ids: NDArray[np.int64]
@@ -47,13 +50,13 @@ class Window:
     first_row_ids: NDArray[np.int64]
     """Row id of row 0 of each, `[W]`."""
     ends: NDArray[np.int64]
-    """Rows up to and with each trajectory, counted from any common start, `[W]`."""
+    """Ordinal one past the last row of each, `[W]`."""
     counts: NDArray[np.int64]
     """Rows of each trajectory, `[W]`."""
     num_envs: NDArray[np.int64]
     """B of each trajectory, `[W]`."""
     origins: NDArray[np.int64]
-    """`Record.place` of each trajectory less where it begins, counted as `ends` are, `[W]`; see
+    """`Record.place` of each trajectory less the ordinal of its first row, `[W]`; see
     `origins_of`."""
     rows_each: int = 0
     """How many rows each of them has, when all have the same number; else 0."""
@@ -79,17 +82,17 @@ class Window:
     def at(self, numbers: NDArray[np.int64]) -> Located:
         """Find the rows with these numbers, each in `[0, num_rows)`."""
         if not len(numbers):
-            return Located(self, numbers, counted=numbers)
+            return Located(self, numbers, ordinals=numbers)
         if self.rows_each:
-            return Located(self, numbers // self.rows_each, counted=numbers + self._base)
-        counted = numbers + self._base
-        return Located(self, self._find(counted), counted=counted)
+            return Located(self, numbers // self.rows_each, ordinals=numbers + self._base)
+        ordinals = numbers + self._base
+        return Located(self, self._find(ordinals), ordinals=ordinals)
 
-    def _find(self, counted: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return which trajectory each row is of, given its number counted as `ends` are."""
-        if self.bins is not None and len(self.ends) + len(counted) >= _MANY:
-            return self.bins.search(self.ends, counted)
-        return self.ends.searchsorted(counted, side="right")
+    def _find(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return which trajectory each row is of."""
+        if self.bins is not None and len(self.ends) + len(ordinals) >= _MANY:
+            return self.bins.search(self.ends, ordinals)
+        return self.ends.searchsorted(ordinals, side="right")
 
     def row_ids(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Turn row numbers of the window, each in `[0, num_rows)`, into row ids."""
@@ -121,7 +124,7 @@ class Window:
 class Located:
     """Rows of a window by the trajectory that each is of; what else they are is told on demand."""
 
-    __slots__ = ("_counted", "_rows", "position", "window")
+    __slots__ = ("_ordinals", "_rows", "position", "window")
 
     def __init__(
         self,
@@ -129,7 +132,7 @@ class Located:
         position: NDArray[np.int64],
         *,
         rows: NDArray[np.int64] | None = None,
-        counted: NDArray[np.int64] | None = None,
+        ordinals: NDArray[np.int64] | None = None,
     ) -> None:
         """Take what is known.
 
@@ -137,15 +140,14 @@ class Located:
             window: Has the rows.
             position: Of each row's trajectory in the window, `[N]`.
             rows: Row number `t * B + b` in it, `[N]`; or
-            counted: its number env after env, `b * T + t`, plus where the trajectory begins,
-                counted as the window's `ends` are, `[N]`.
+            ordinals: its ordinal, as `Window` says, `[N]`.
         """
         self.window = window
         """Has the rows."""
         self.position = position
         """Of each row's trajectory in the window, `[N]`."""
         self._rows = rows
-        self._counted = counted
+        self._ordinals = ordinals
 
     def __len__(self) -> int:
         """Return N."""
@@ -155,23 +157,23 @@ class Located:
     def rows(self) -> NDArray[np.int64]:
         """Number `t * B + b` of each row in its trajectory, `[N]`."""
         if self._rows is None:
-            assert self._counted is not None, "one of both is given"
+            assert self._ordinals is not None, "one of both is given"
             counts = self.window.counts.take(self.position)
             num_envs = self.window.num_envs.take(self.position)
-            offsets = self._counted - self.window.ends.take(self.position) + counts
+            offsets = self._ordinals - self.window.ends.take(self.position) + counts
             self._rows = _transposed(offsets, counts // num_envs, num_envs)
         return self._rows
 
     @property
-    def counted(self) -> NDArray[np.int64]:
-        """Number `b * T + t` of each row in its trajectory, plus where that begins, `[N]`."""
-        if self._counted is None:
+    def ordinals(self) -> NDArray[np.int64]:
+        """Ordinals, as `Window` says: of the trajectory's first row, plus `b * T + t`, `[N]`."""
+        if self._ordinals is None:
             assert self._rows is not None, "one of both is given"
             counts = self.window.counts.take(self.position)
             num_envs = self.window.num_envs.take(self.position)
             offsets = _transposed(self._rows, num_envs, counts // num_envs)
-            self._counted = offsets + self.window.ends.take(self.position) - counts
-        return self._counted
+            self._ordinals = offsets + self.window.ends.take(self.position) - counts
+        return self._ordinals
 
     @property
     def row_ids(self) -> NDArray[np.int64]:
@@ -185,19 +187,19 @@ class Located:
         Below 0 for rows of trajectories that lie in no segment.
         """
         places = self.window.origins.take(self.position)
-        places += self.counted
+        places += self.ordinals
         return places
 
 
 def origins_of(places: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return what makes a row's place of its number, by one addition.
+    """Return what makes a row's place of its ordinal, by one addition.
 
     Args:
         places: `Record.place` of each trajectory, -1 for none, `[W]`.
-        starts: Number of the first row of each, counted as `Window.ends` are, `[W]`.
+        starts: Ordinal of the first row of each, `[W]`.
 
     Returns:
-        int64 `[W]`; of trajectories without a place so low that with any number added it is
+        int64 `[W]`; of trajectories without a place so low that with any ordinal added it is
         below 0.
     """
     return np.where(places < 0, _NOWHERE, places - starts)

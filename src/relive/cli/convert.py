@@ -32,7 +32,13 @@ def convert(
 
     console = Console()
     columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+    with Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
         task = bar.add_task("trajectories", total=None)
         num = relive.convert(
             source,
@@ -42,7 +48,7 @@ def convert(
             progress=lambda done, of: bar.update(task, completed=done, total=of),
         )
     noun = "trajectory" if num == 1 else "trajectories"
-    console.print(f"{num:,} {noun} written to {target}", soft_wrap=True, markup=False)
+    console.print(f"{num:,} {noun} written to {target} as {to}", soft_wrap=True, markup=False)
     shown = shlex.quote(str(target))
     console.print(
         f"look inside with `{programs_folder()}relive info {shown}`, go on with "

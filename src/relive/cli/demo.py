@@ -46,7 +46,9 @@ def demo(
     ] = None,
     trajectory_format: Annotated[
         str | None,
-        typer.Option("--format", help="How the buffer stores: pt or pkl.", show_default="pt"),
+        typer.Option(
+            "--format", help="How the buffer stores: pt, pkl or memmap.", show_default="pt"
+        ),
     ] = None,
     goal: Annotated[
         float | None,

@@ -16,7 +16,7 @@ from relive.collection.incoming import flat_columns, mismatch, read_part
 from relive.collection.plan import INITIAL_STEP, RolloutPlan
 from relive.collection.rollout import Rollout, SharedColumns
 from relive.errors import InvalidArgumentError, LimitExceededError, PartMismatchError
-from relive.options import check_count, is_count
+from relive.options import checked_count, is_count
 from relive.part import TrajectoryPart
 from relive.tensors import is_array
 
@@ -58,7 +58,7 @@ class Assembly:
         _check_join(join)
         self._plan = plan
         self._split = _checked_split(split)
-        self._max_open = check_count("max_open", max_open)
+        self._max_open = checked_count("max_open", max_open)
         self._groups: dict[str, Group] = {}
         self._num_open_alone = 0  # in groups that are not joined
         self._joint_columns = SharedColumns()

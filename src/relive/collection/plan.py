@@ -15,7 +15,7 @@ from relive.collection.incoming import check_name, mismatch
 from relive.columns import SEPARATOR
 from relive.errors import InvalidArgumentError
 from relive.fields import FLAG_FIELDS, TREE_FIELDS, VALUE_FIELDS
-from relive.options import check_count
+from relive.options import checked_count
 from relive.part import TrajectoryPart
 
 __all__ = ["INITIAL_STEP", "Moment", "RolloutPlan"]
@@ -49,7 +49,7 @@ class RolloutPlan:
 
     def __post_init__(self) -> None:
         for name in ("steps_per_epoch", "num_epochs"):
-            object.__setattr__(self, name, check_count(name, getattr(self, name)))
+            object.__setattr__(self, name, checked_count(name, getattr(self, name)))
         if self.columns is not None and not self.columns:
             raise InvalidArgumentError(
                 "columns is empty, but must name what makes a chunk step complete; "

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from relive.dtypes import TEXT
 from relive.errors import CorruptFileError, MissingFileError, StorageError
 from relive.formats.checksum import checksums
 from relive.record import CHECKSUM_BYTES, Record
@@ -79,16 +78,11 @@ def check_snapshot(record: Record, uuid: str, snapshot: Snapshot) -> None:
             name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)
         )
         raise CorruptFileError(f"it has other columns or shapes than the index says: {differing}")
-    texts = {
-        name: (column.table, column.per_env)
-        for name, column in snapshot.columns.items()
-        if column.dtype == TEXT
-    }
     for name, held, stored in (
         ("num_epochs", snapshot.num_epochs, record.num_epochs),
         ("max_episode_length", snapshot.max_episode_length, record.max_episode_length),
         ("model_weights_id", snapshot.model_weights_id, record.model_weights_id),
-        ("the texts", texts, dict(record.texts)),
+        ("the texts", snapshot.texts(), dict(record.texts)),
     ):
         if held != stored:
             raise CorruptFileError(f"it says something else of {name} than the index does")

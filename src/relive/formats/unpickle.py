@@ -152,8 +152,6 @@ class _Machine:
                     "plain containers are admitted"
                 )
 
-    # ------------------------------------------------------------------ bytes of the pickle
-
     def _bytes(self, count: int) -> bytes:
         start, self.position = self.position, self.position + count
         if self.position > len(self._pickle):
@@ -174,8 +172,6 @@ class _Machine:
         self.position = end + 1
         return str(self._pickle[start:end], "utf-8")
 
-    # ------------------------------------------------------------------ the stack
-
     def _pop(self) -> Any:
         if self._marks and len(self._stack) <= self._marks[-1]:
             raise CorruptFileError("a pickle is damaged: it takes a value that it never made")
@@ -194,8 +190,6 @@ class _Machine:
                 f"a pickle fills a {type(top).__name__} as if it were a {kind.__name__}"
             )
         return top
-
-    # ------------------------------------------------------------------ instructions
 
     def _protocol(self) -> None:
         protocol = self._number(1)

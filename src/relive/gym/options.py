@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from relive.errors import InvalidArgumentError
-from relive.options import check_count, check_kind, is_count
+from relive.options import check_kind, checked_count, is_count
 
 __all__ = ["Position", "RewardType", "RolloutOptions", "checked_seed"]
 
@@ -65,7 +65,7 @@ class RolloutOptions:
             number = getattr(self, spec.name)
             if lowest is None or (number is None and spec.name in _MAY_BE_NONE):
                 continue
-            object.__setattr__(self, spec.name, check_count(spec.name, number, lowest))
+            object.__setattr__(self, spec.name, checked_count(spec.name, number, lowest))
         check_kind("reset_each_epoch", self.reset_each_epoch, bool)
         check_kind("bootstrap_values", self.bootstrap_values, bool)
         group: object = self.group

@@ -118,10 +118,16 @@ class PolicyReader:
 
     def _column(self, value: Any, name: str) -> Any:
         field = name.split("/")[0]
-        if field not in _FIELDS or name == MASK:
+        if name == MASK:
             raise ColumnMismatchError(
-                f"the policy returned a column {name!r}, but may give {', '.join(_FIELDS)}, and "
-                f"not {MASK!r}; put it under extras by another name",
+                f"the policy returned a column {name!r}, but there the rollout says which actions "
+                "were played; give it another name",
+                column=name,
+            )
+        if field not in _FIELDS:
+            raise ColumnMismatchError(
+                f"the policy returned a column {name!r}, but may give {', '.join(_FIELDS)}; put it "
+                f"under extras, as {{'extras': {{{name!r}: ...}}}}",
                 column=name,
             )
         if fault := check_name(name):

@@ -27,7 +27,7 @@ from relive.gym.players import Envs, make_player
 from relive.gym.policy import Policy, PolicyReader
 from relive.gym.spaces import ActionSpec, Flat, ObservationSpec
 from relive.gym.step_queue import StepQueue
-from relive.options import check_count
+from relive.options import checked_count
 from relive.part import TrajectoryPart
 
 __all__ = ["VectorRollout", "rollout"]
@@ -152,7 +152,7 @@ class VectorRollout(Iterator[TrajectoryPart]):
         Raises:
             InvalidArgumentError: `num_steps` is no integer, or is below 1.
         """
-        return self._parts(check_count("num_steps", num_steps))
+        return self._parts(checked_count("num_steps", num_steps))
 
     def close(self) -> None:
         """Let the iteration end before its next step; the environments stay open."""

@@ -20,7 +20,7 @@ from relive.formats.checksum import checksums
 from relive.formats.layouts import layout_of
 from relive.index_file import METADATA_NAME, IndexContents, read_metadata
 from relive.options import check_kind, checked_path
-from relive.record import NOTHING, Record
+from relive.record import Record
 from relive.spec import Columns
 
 __all__ = ["convert"]
@@ -72,11 +72,8 @@ def convert(
             "another path",
             path=str(end),
         )
-    formats = FormatSet(trajectory_format, allow_pickle=allow_pickle)
-    try:
+    with FormatSet(trajectory_format, allow_pickle=allow_pickle) as formats:
         return _convert(read_checkpoint(start, formats), start, end, formats, progress)
-    finally:
-        formats.close()
 
 
 def _convert(
@@ -95,13 +92,8 @@ def _convert(
         for number, entry in enumerate(entries, 1):
             record, snapshot = reader.read(entry)
             layout = layout_of(snapshot)
-            plain = replace(
-                record,
-                format="",
-                layout=layout,
-                location=NOTHING,
-                checksums=checksums(snapshot, layout),
-            )
+            sums = checksums(snapshot, layout)
+            plain = replace(record.without_file(), layout=layout, checksums=sums)
             records.append(formats.own.write(folder, plain, snapshot, sync=False))
             if progress is not None:
                 progress(number, len(entries))

@@ -77,8 +77,11 @@ def summarize(path: str | Path) -> Summary:
         MissingFileError: The folder, its index or a trajectory file is not there.
         CorruptFileError: An index is cut, damaged or another program's.
     """
-    path = Path(path).absolute()
-    formats = FormatSet("pt")
+    with FormatSet("pt") as formats:
+        return _summary_of(Path(path).absolute(), formats)
+
+
+def _summary_of(path: Path, formats: FormatSet) -> Summary:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         checkpoint = read_checkpoint(path, formats)

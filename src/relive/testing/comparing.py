@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from relive.dtypes import TEXT
+from relive.describe import describe
 from relive.formats.checksum import checksums
-from relive.formats.layouts import layout_of
+from relive.numbering import Numbering
 from relive.record import Record
 from relive.snapshot import Column, Snapshot, take_snapshot
 from relive.trajectory import Trajectory
@@ -55,24 +56,12 @@ def addressed(
 
 def record_of(snapshot: Snapshot, trajectory_id: int = 0, first_row_id: int = 0) -> Record:
     """Return the record of a trajectory that no format has stored yet."""
-    layout = layout_of(snapshot)
-    return Record(
-        trajectory_id=trajectory_id,
+    record = describe(snapshot, Numbering(trajectory_id, next_row_id=first_row_id))
+    return replace(
+        record,
         uuid=f"00000000-0000-4000-8000-{trajectory_id:012d}",
-        first_row_id=first_row_id,
-        shape=snapshot.shape,
-        num_epochs=snapshot.num_epochs,
-        max_episode_length=snapshot.max_episode_length,
-        model_weights_id=snapshot.model_weights_id,
-        format="",
-        layout=layout,
-        checksums=checksums(snapshot, layout),
-        texts={
-            name: (column.table, column.per_env)
-            for name, column in snapshot.columns.items()
-            if column.dtype == TEXT
-        },
-        run_lengths=snapshot.run_lengths(),
+        checksums=checksums(snapshot, record.layout),
+        added_at=0.0,
     )
 
 

@@ -164,8 +164,6 @@ class FormatConformance:
         for path in tmp_path.rglob("*"):
             assert path == folder or folder in path.parents or path in folder.parents
 
-    # ---------------------------------------------------------------- life of a trajectory
-
     def test_a_copy_is_whole_and_stays(self, form: Format, tmp_path: Path) -> None:
         store, checkpoint = tmp_path / "store", tmp_path / "checkpoint"
         files.create_folder(store)

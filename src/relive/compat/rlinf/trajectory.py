@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
-from uuid import NAMESPACE_DNS, uuid5
 
 import numpy as np
 from numpy.typing import NDArray
 
 import relive.trajectory
+from relive.collection.blocks import weights_id
 from relive.columns import unflatten
 from relive.errors import ColumnMismatchError, UnsupportedValueError
 from relive.interventions import CorrectedSteps, Mode, corrected_steps, named_columns
@@ -146,4 +146,4 @@ def get_model_weights_id(versions: Any) -> str:
             f"versions is a {type(versions).__name__}, but must be a tensor or an array; convert it"
         )
     copied, _ = copy_in(versions, "versions")
-    return str(uuid5(NAMESPACE_DNS, copied.tobytes().hex()))
+    return weights_id(copied)

@@ -36,7 +36,7 @@ from relive.formats.memmap.tables import MappedTable, ReadTable, Table
 from relive.gather import Lacking, RowSource, row_source
 from relive.index import Index
 from relive.limits import Limits
-from relive.options import check_choice, check_count
+from relive.options import check_choice, checked_count
 from relive.output_pool import Outputs
 from relive.record import Record, segments_of
 from relive.snapshot import Snapshot
@@ -76,7 +76,7 @@ class MemmapFormat(Format):
         Raises:
             InvalidArgumentError: An argument is out of range or unknown.
         """
-        self._segment_bytes = check_count("segment_bytes", segment_bytes)
+        self._segment_bytes = checked_count("segment_bytes", segment_bytes)
         check_choice("read_mode", read_mode, ("mmap", "pread"))
         self.read_mode: ReadMode = read_mode if sys.platform == "linux" else "pread"
         """How rows are read."""

@@ -215,7 +215,7 @@ class SegmentFolder:
             self.let_go(segment)
             path = segment_path(self.folder, segment)
             if files.exists(path):
-                files.remove_folder(path)
+                files.remove_folder(path, at_once=True)  # half of it would be taken for whole
             self._num_live.pop(segment, None)  # last: when the disk refuses, it is tried again
 
     def let_go(self, segment: int) -> None:
