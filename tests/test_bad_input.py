@@ -424,7 +424,7 @@ class TestDamagedCheckpoint:
         (tmp_path / "saved").write_text("mine")
         buffer = with_three("memory", tmp_path)
         unchanged = Unchanged(buffer, tmp_path)
-        with pytest.raises(MissingFileError, match="not a folder"):
+        with pytest.raises(MissingFileError, match="is a file, but a checkpoint is a folder"):
             buffer.load_checkpoint(tmp_path / "saved")
         with pytest.raises(StoreExistsError, match="is a file"):
             buffer.save_checkpoint(tmp_path / "saved")

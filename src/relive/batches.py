@@ -44,6 +44,11 @@ class SampleInfo:
     texts: Mapping[str, Sequence[str]]
     """Of each text column the strings that codes stand for in this batch."""
 
+    def __repr__(self) -> str:
+        """Return how many rows it tells of; thousands of numbers help nobody."""
+        num = len(np.unique(self.trajectory_ids))
+        return f"<SampleInfo of {len(self.row_ids)} rows from {num} trajectories>"
+
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:

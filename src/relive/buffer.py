@@ -19,7 +19,7 @@ from relive.checkpoint import (
     write_trajectories,
 )
 from relive.checkpoint_loading import restore_entries
-from relive.checkpoint_reading import Checkpoint, read_checkpoint, rereading
+from relive.checkpoint_reading import Checkpoint, read_checkpoint, rereading, warn_of_writers
 from relive.disk import Disk, Durability
 from relive.disk_errors import naming_disk_errors
 from relive.draws import Draws
@@ -50,9 +50,7 @@ from relive.options import (
     checked_stream,
     checked_time_limit,
 )
-from relive.randomness import (
-    checked_seed,
-)
+from relive.randomness import DEFAULT_SEED, checked_seed
 from relive.samplers import Sampler, Uniform
 from relive.sharding import shard_bounds
 from relive.snapshot import take_snapshot
@@ -87,7 +85,7 @@ class TrajectoryReplayBuffer(BufferReader):
 
     def __init__(
         self,
-        seed: int | None = 1234,
+        seed: int | None = DEFAULT_SEED,
         enable_cache: bool = True,
         cache_size: int = 5,
         sample_window_size: int = 100,
@@ -108,7 +106,8 @@ class TrajectoryReplayBuffer(BufferReader):
         """Open a buffer.
 
         Args:
-            seed: Of the buffer's own generator, 0 to 2**64 - 1; None draws one and stores it.
+            seed: Of the buffer's own generator, 0 to 2**64 - 1; None draws one and stores it. A
+                store that is resumed keeps its own.
             enable_cache: Whether to keep the newest trajectories in memory. Without `auto_save`
                 the trajectories are in memory in any case.
             cache_size: Trajectories in that cache, at least 0.
@@ -196,7 +195,7 @@ class TrajectoryReplayBuffer(BufferReader):
         super().__init__(store, draws, sample_window_size=sample_window_size, framework=framework)
         if disk is not None and opened is not None and opened.found is not None:
             try:
-                self._go_on(disk, opened.found)
+                self._go_on(disk, opened.found, seed)
             except BaseException:  # Ctrl+C among others: the folder must not stay locked
                 disk.abandon()
                 raise
@@ -217,18 +216,28 @@ class TrajectoryReplayBuffer(BufferReader):
             opened.release()
             raise
 
-    def _go_on(self, disk: Disk, found: Replay) -> None:
+    def _go_on(self, disk: Disk, found: Replay, given: int | None) -> None:
         """Continue the draws of a store that was closed, or begin another stream after a kill."""
         contents = disk.contents
+        saved = None
+        try:
+            metadata = read_metadata(disk.folder / METADATA_NAME)
+            saved = BufferState.from_json(metadata["relive"]["state"])
+        except (CorruptFileError, MissingFileError, KeyError) as error:
+            # who was killed early has written none
+            if found.was_closed or not isinstance(error, MissingFileError):
+                warn(f"the store's draws do not go on where they were: {error}")
+        if saved is not None:
+            if given not in (None, DEFAULT_SEED, saved.seed):
+                warn(
+                    f"seed is {given}, but the store goes on with its own, {saved.seed}; give "
+                    "another stream= for other draws"
+                )
+            self._draws.seed = saved.seed
         # each opening makes the journal longer, so no two begin the same stream
         self._draws.begin_stream(self._draws.stream, contents.generation, contents.journal_bytes)
-        try:
-            if found.was_closed:
-                metadata = read_metadata(disk.folder / METADATA_NAME)
-                saved = BufferState.from_json(metadata["relive"]["state"])
-                self._draws.go_on_from(saved, contents.journal_bytes)
-        except (CorruptFileError, MissingFileError, KeyError) as error:
-            warn(f"the store's draws do not go on where they were: {error}")
+        if saved is not None and found.was_closed:
+            self._draws.go_on_from(saved, contents.journal_bytes)
         try:
             self._store.fill_cache()
         except (CorruptFileError, StorageError) as error:
@@ -494,6 +503,7 @@ class TrajectoryReplayBuffer(BufferReader):
             The checkpoint; the buffer's state in it; how many trajectories were loaded; how many
             left the index for them.
         """
+        warn_of_writers(path, None if self._store.disk is None else self._store.disk.folder)
         checkpoint = read_checkpoint(path, self._formats)
         saved = None if checkpoint.state is None else BufferState.from_json(checkpoint.state)
         start, stop = shard_bounds(len(checkpoint.entries), *(rank or (0, 1)))
@@ -527,6 +537,15 @@ class TrajectoryReplayBuffer(BufferReader):
             kind=kind,
             state=state,
             sample_window_size=self.sample_window_size,
+        )
+
+    def __repr__(self) -> str:
+        """Return what it holds, and where."""
+        state = "closed, " if self._store.is_closed else ""
+        where = f" in {self.auto_save_path!r}" if self.auto_save else ""
+        return (
+            f"<{type(self).__name__}{where}: {state}{self.trajectory_format}, {self.size} "
+            f"trajectories, {self.total_samples} rows>"
         )
 
     def __reduce__(self) -> NoReturn:

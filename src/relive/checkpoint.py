@@ -277,6 +277,6 @@ def check_apart(path: Path, store: Path | None) -> None:
     place, own = path.resolve(), store.resolve()
     if place == own or own in place.parents or place in own.parents:
         raise InvalidArgumentError(
-            f"save_path {str(path)!r} and auto_save_path {str(store)!r} lie in one another, but a "
-            "checkpoint needs a folder of its own; choose another path"
+            f"the checkpoint {str(path)!r} and the store {str(store)!r} lie in one another, but "
+            "each needs a folder of its own; choose another path"
         )

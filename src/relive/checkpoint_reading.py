@@ -29,13 +29,14 @@ from relive.index_arrays import ARRAYS_NAME, read_arrays
 from relive.index_file import INDEX_NAME, METADATA_NAME, read_index, read_metadata
 from relive.journal_lines import JOURNAL_NAME
 from relive.journal_replay import replay
+from relive.locks import FolderLock
 from relive.numbering import Numbering
 from relive.record import Record
 from relive.record_table import RecordTable
 from relive.spec import Schema
 from relive.warning import warn
 
-__all__ = ["Checkpoint", "Entry", "read_checkpoint", "rereading"]
+__all__ = ["Checkpoint", "Entry", "read_checkpoint", "rereading", "warn_of_writers"]
 
 _RANK_FOLDER = re.compile(r"rank_(\d+)")
 _RANK_FOLDER_BETWEEN = re.compile(r"\.(rank_\d+)\.(?:new|old)")
@@ -147,6 +148,22 @@ def rereading(path: Path, read: Callable[[], _Read]) -> _Read:
     return read()
 
 
+def warn_of_writers(path: Path, own: Path | None = None) -> None:
+    """Warn of stores that are open for writing: of them only what is stored by now is read.
+
+    Args:
+        path: What will be read: a folder, or a parent of `rank_*` folders.
+        own: The caller's own store, of which he stored all.
+    """
+    for folder in (path, *sorted(path.glob("rank_*"))):
+        owner = FolderLock.owner_of(folder)
+        if owner and (own is None or folder.resolve() != own.resolve()):
+            warn(
+                f"{str(folder)!r} is open for writing by {owner}: what is not stored yet is not "
+                "read; flush or close it first for all of it"
+            )
+
+
 def _generations(path: Path) -> list[tuple[str, int, int]]:
     """Return what tells the folders at a place, or in it, from those that take their place."""
     found = []
@@ -161,8 +178,9 @@ def _generations(path: Path) -> list[tuple[str, int, int]]:
 def _read_checkpoint(path: Path, formats: FormatSet) -> Checkpoint:
     finish_exchange(path, tidy=False)
     if not path.is_dir():
+        found = "a file" if files.exists(path) else "not there"
         raise MissingFileError(
-            f"{str(path)!r} is not a folder, but a checkpoint is one; check the path",
+            f"{str(path)!r} is {found}, but a checkpoint is a folder; check the path",
             path=str(path),
         )
     if files.exists(path / METADATA_NAME) or not (ranks := _rank_folders(path)):

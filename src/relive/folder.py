@@ -172,11 +172,14 @@ def _check_contents(folder: Path, if_exists: IfExists) -> None:
             path=str(folder),
         )
     if others and JOURNAL_NAME not in names:
-        what = "a folder of RLinf" if METADATA_NAME in names else "other things"
+        what, cure = "other things", "choose another path"
+        if METADATA_NAME in names:
+            what = "a checkpoint"
+            cure = "choose another path, and bring in what it holds with load_checkpoint()"
         shown = ", ".join(others[:3]) + (" …" if len(others) > 3 else "")
         raise StoreExistsError(
             f"{str(folder)!r} holds {what} ({shown}), but a store needs a folder of its own; "
-            "choose another path, and bring RLinf's trajectories in with load_checkpoint()",
+            f"{cure}",
             path=str(folder),
         )
 

@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 from relive.errors import CorruptFileError, InvalidArgumentError
 from relive.options import is_count
 
-__all__ = ["checked_seed", "generator_from_json", "generator_to_json", "new_generator"]
+__all__ = [
+    "DEFAULT_SEED",
+    "checked_seed",
+    "generator_from_json",
+    "generator_to_json",
+    "new_generator",
+]
+
+DEFAULT_SEED = 1234
+"""RLinf's."""
 
 _LARGEST_SEED = (1 << 64) - 1
 

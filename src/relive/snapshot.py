@@ -130,6 +130,13 @@ def take_snapshot(trajectory: Trajectory) -> Snapshot:
     """
     named = _named_values(trajectory)
     shapes = {name: shape_of(value, name) for name, value in named.items() if _is_column(value)}
+    for name in SHAPE_FIELDS:
+        if name in named and name not in shapes and isinstance(named[name], (list, tuple)):
+            raise UnsupportedValueError(
+                f"column {name!r} is a {type(named[name]).__name__}, but holds a tensor or array; "
+                "convert it, such as by np.array()",
+                column=name,
+            )
     shape = _find_shape(shapes)
     num_steps, num_envs = shape[:2]
     for name, one in shapes.items():

@@ -11,7 +11,7 @@ from typing import Any
 
 from relive import files
 from relive.checkpoint import check_apart, metadata_of, save_checkpoint
-from relive.checkpoint_reading import Checkpoint, read_checkpoint
+from relive.checkpoint_reading import Checkpoint, read_checkpoint, warn_of_writers
 from relive.entry_reading import EntryReader
 from relive.errors import ReplayError, StoreExistsError
 from relive.format_set import FormatSet
@@ -20,12 +20,12 @@ from relive.formats.checksum import checksums
 from relive.formats.layouts import layout_of
 from relive.index_file import METADATA_NAME, IndexContents, read_metadata
 from relive.options import check_kind, checked_path
+from relive.randomness import DEFAULT_SEED
 from relive.record import Record
 from relive.spec import Columns
 
 __all__ = ["convert"]
 
-_DEFAULT_SEED = 1234
 _DEFAULT_WINDOW = 100
 
 
@@ -44,8 +44,9 @@ def convert(
     Trajectories are read and written one by one, each compared with its checksums.
 
     Args:
-        source: A store's folder that nobody writes to, a checkpoint of ours or RLinf's, or a
-            parent of `rank_*` folders.
+        source: A store's folder, a checkpoint of ours or RLinf's, or a parent of `rank_*`
+            folders. Of a store that is open for writing only what is stored by now is read, with
+            a warning.
         target: A folder that is not there yet, or is empty.
         trajectory_format: Of the target: "pt", "pkl", "memmap", or a format object.
         allow_pickle: Whether "pkl" files may hold more than tensors and plain containers.
@@ -68,11 +69,12 @@ def convert(
     check_apart(end, start)
     if files.exists(end) and (not end.is_dir() or files.list_names(end)):
         raise StoreExistsError(
-            f"target {str(end)!r} holds something already, but is to be written anew; choose "
+            f"target {str(end)!r} holds something already, but must be new or empty; choose "
             "another path",
             path=str(end),
         )
     with FormatSet(trajectory_format, allow_pickle=allow_pickle) as formats:
+        warn_of_writers(start)
         return _convert(read_checkpoint(start, formats), start, end, formats, progress)
 
 
@@ -110,7 +112,7 @@ def _convert(
         lambda whole: metadata_of(
             whole,
             format_name=formats.own.name,
-            seed=told.get("seed", _DEFAULT_SEED),
+            seed=told.get("seed", DEFAULT_SEED),
             kind="checkpoint",
             state=checkpoint.state,
             sample_window_size=told.get("relive", {}).get("sample_window_size", _DEFAULT_WINDOW),

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a store goes on with when it is opened again, and what is told of one that is open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import relive
+from buffers import open_store
+from relive import TrajectoryReplayBuffer
+from relive.errors import StoreExistsError
+from trajectories import traj
+
+KINDS = ["pt", "pkl", "memmap"]
+
+
+def resume(folder: Path, **options: Any) -> TrajectoryReplayBuffer:
+    return open_store(folder, if_exists="resume", framework="numpy", **options)
+
+
+def leave(folder: Path, *, is_killed: bool, seed: int = 3) -> list[Any]:
+    """Make a store and return its first draw; then close it, or let go of it as a kill would."""
+    buffer = open_store(folder, seed=seed, framework="numpy")
+    buffer.add_trajectories([traj(k) for k in range(5)])
+    buffer.flush()
+    drawn: list[Any] = buffer.sample(50)["curr_obs"]["id"].tolist()
+    if is_killed:
+        assert buffer._store.disk is not None
+        buffer._store.disk.abandon()
+    else:
+        buffer.close()
+    return drawn
+
+
+class TestSeed:
+    @pytest.mark.parametrize("is_killed", [False, True])
+    def test_a_store_keeps_its_own(self, is_killed: bool, tmp_path: Path) -> None:
+        drawn = leave(tmp_path / "store", is_killed=is_killed)
+        with resume(tmp_path / "store") as again:
+            assert again.seed == 3
+            assert again.sample(50)["curr_obs"]["id"].tolist() != drawn
+        with resume(tmp_path / "store", seed=None) as again:
+            assert again.seed == 3
+
+    @pytest.mark.parametrize("is_killed", [False, True])
+    def test_another_one_is_told(self, is_killed: bool, tmp_path: Path) -> None:
+        leave(tmp_path / "store", is_killed=is_killed)
+        with pytest.warns(UserWarning, match=r"seed is 99, but .* its own, 3; give another stream"):
+            again = resume(tmp_path / "store", seed=99)
+        with again:
+            assert again.seed == 3
+
+
+class TestOpenStores:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_who_reads_one_is_told_that_it_may_lack_something(
+        self, kind: str, tmp_path: Path
+    ) -> None:
+        with open_store(tmp_path / "store", trajectory_format=kind) as buffer:
+            buffer.add_trajectories([traj(0)])
+            buffer.flush()
+            with pytest.warns(UserWarning, match="is open for writing by .*flush or close it"):
+                assert relive.convert(tmp_path / "store", tmp_path / "target", kind) == 1
+            with TrajectoryReplayBuffer() as other:
+                with pytest.warns(UserWarning, match="is open for writing by"):
+                    other.load_checkpoint(tmp_path / "store")
+                assert len(other) == 1
+            buffer.load_checkpoint(tmp_path / "store")  # its own: all of it is stored
+        assert relive.convert(tmp_path / "store", tmp_path / "closed", kind) == 1
+
+
+class TestCheckpoints:
+    @pytest.mark.parametrize("if_exists", ["refuse", "resume", "overwrite"])
+    def test_one_is_no_store_and_is_called_what_it_is(self, if_exists: Any, tmp_path: Path) -> None:
+        with TrajectoryReplayBuffer() as buffer:
+            buffer.add_trajectories([traj(0)])
+            buffer.save_checkpoint(tmp_path / "saved")
+        with pytest.raises(StoreExistsError, match=r"holds a checkpoint .*load_checkpoint\(\)"):
+            open_store(tmp_path / "saved", if_exists=if_exists)
+
+
+class TestRepr:
+    def test_it_says_what_the_buffer_holds_and_where(self, tmp_path: Path) -> None:
+        with open_store(tmp_path / "store", trajectory_format="memmap") as buffer:
+            buffer.add_trajectories([traj(0, T=3, B=2)])
+            found = repr(buffer)
+        assert found.startswith("<TrajectoryReplayBuffer in ")
+        assert str(tmp_path / "store") in found
+        assert found.endswith(": memmap, 1 trajectories, 6 rows>")
+        assert ": closed, memmap" in repr(buffer)
+
+    def test_that_of_infos_has_no_thousand_numbers(self) -> None:
+        with TrajectoryReplayBuffer() as buffer:
+            buffer.add_trajectories([traj(0, T=3, B=2)])
+            _, info = buffer.sample(1000, return_info=True)
+        assert np.unique(info.trajectory_ids).tolist() == [0]
+        assert repr(info) == "<SampleInfo of 1000 rows from 1 trajectories>"
