@@ -153,7 +153,7 @@ class Store:
     @property
     def announcers(self) -> list[Announcer]:
         form: Any = self.buffer._store.disk.formats.own  # type: ignore[union-attr]
-        (layout,) = form._folders[self.folder]._layouts
+        (layout,) = form._folders[self.folder].reader._layouts
         return [layout.records.announcer, *(table.announcer for table in layout.frames)]
 
     def turn_on(self) -> None:

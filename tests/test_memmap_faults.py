@@ -470,7 +470,7 @@ class TestPowerLossWhileCompacting:
             synced[facts.st_ino] = facts.st_size
             sync(descriptor)
 
-        def watched_remove(folder: Path) -> None:
+        def watched_remove(folder: Path, **options: Any) -> None:
             if folder.parent == store / "segments" and not folder.name.startswith("."):
                 removed.append(folder.name)
                 for path in (store / "segments").glob("*/*"):
@@ -481,7 +481,7 @@ class TestPowerLossWhileCompacting:
                 block = journal.read_bytes()
                 on_disk = block[: synced.get(journal.stat().st_ino, 0)]
                 assert on_disk.count(b'"relocate"') == block.count(b'"relocate"') > 0
-            remove(folder)
+            remove(folder, **options)
 
         monkeypatch.setattr(os, "fsync", watched_sync)
         monkeypatch.setattr(files, "remove_folder", watched_remove)
@@ -579,11 +579,11 @@ class TestNotNoted:
     ) -> None:
         remove, refused = files.remove_folder, list[Path]()
 
-        def refuse_once(folder: Path) -> None:
+        def refuse_once(folder: Path, **options: Any) -> None:
             if not refused:
                 refused.append(folder)
                 raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(folder))
-            remove(folder)
+            remove(folder, **options)
 
         with fill(tmp_path / "store", range(2)) as buffer:
             with monkeypatch.context() as patch:

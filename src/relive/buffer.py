@@ -503,8 +503,8 @@ class TrajectoryReplayBuffer(BufferReader):
             The checkpoint; the buffer's state in it; how many trajectories were loaded; how many
             left the index for them.
         """
-        warn_of_writers(path, None if self._store.disk is None else self._store.disk.folder)
         checkpoint = read_checkpoint(path, self._formats)
+        warn_of_writers(path, None if self._store.disk is None else self._store.disk.folder)
         saved = None if checkpoint.state is None else BufferState.from_json(checkpoint.state)
         start, stop = shard_bounds(len(checkpoint.entries), *(rank or (0, 1)))
         entries, numbering = checkpoint.entries[start:stop], checkpoint.numbering

@@ -74,8 +74,9 @@ def convert(
             path=str(end),
         )
     with FormatSet(trajectory_format, allow_pickle=allow_pickle) as formats:
+        checkpoint = read_checkpoint(start, formats)
         warn_of_writers(start)
-        return _convert(read_checkpoint(start, formats), start, end, formats, progress)
+        return _convert(checkpoint, start, end, formats, progress)
 
 
 def _convert(

@@ -330,5 +330,7 @@ def _texts_of(path: Path, codes: Sequence[int]) -> list[str]:
 
 
 def _read(path: Path, start: int, size: int) -> NDArray[np.uint8]:
-    with naming(path):
+    try:
         return np.frombuffer(files.read_part(path, start, size), np.uint8)
+    except EOFError as error:
+        raise CorruptFileError(f"{path.name} is cut: {error}") from error
