@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from relive.errors import CorruptFileError
 from relive.formats import FORMATS, FileFormat, Format, create_format
+from relive.formats.placed_format import PlacedFormat
 from relive.index import Index
 from relive.limits import Limits
 from relive.record import Record
@@ -57,9 +58,11 @@ class FormatSet:
         return self._by_name[name]
 
     @property
-    def placed(self) -> Format:
+    def placed(self) -> PlacedFormat:
         """The format whose records have a place (`Record.place`)."""
-        return self.named("memmap")
+        form = self.named("memmap")
+        assert isinstance(form, PlacedFormat), "it is ours"
+        return form
 
     def with_files(self, name: str) -> FileFormat:
         """Return a format by name that has a file for each trajectory.

@@ -12,16 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from relive.gather import Lacking, RowBatch, RowSource, Wanted
+from relive.gather import RowBatch, RowSource, Wanted
 from relive.index import Index
 from relive.limits import Limits
-from relive.output_pool import Outputs
 from relive.record import Record
 from relive.snapshot import Snapshot
-from relive.texts import TextGroup
 from relive.window import Window
 
 __all__ = [
@@ -138,35 +133,6 @@ class Format(ABC):
         """
         for one in wanted:
             batch.fill(one, self.rows(folder, one.record, batch.names))
-
-    def gather_placed(self, folder: Path, places: NDArray[np.int64], outputs: Outputs) -> Lacking:
-        """Fill a batch from trajectories whose records have a place, all at once.
-
-        Args:
-            folder: The store.
-            places: Of each row its own, `[N]`: that of its trajectory (`Record.place`), plus
-                `b * T + t`. They must be there: nothing is checked.
-            outputs: Where to.
-
-        Returns:
-            Columns that rows lack: their full names, and the positions of those rows.
-
-        Raises:
-            StorageError: The disk cannot read it.
-        """
-        raise NotImplementedError(f"records of {self.name!r} have no place")
-
-    def text_groups(
-        self, folder: Path, places: NDArray[np.int64], positions: NDArray[np.int64]
-    ) -> Iterable[TextGroup]:
-        """Tell what the codes stand for that `gather_placed` gave for text columns.
-
-        Args:
-            folder: The store.
-            places: As in `gather_placed`, `[N]`.
-            positions: Which of these rows have the column.
-        """
-        raise NotImplementedError(f"records of {self.name!r} have no place")
 
     @abstractmethod
     def path(self, folder: Path, record: Record) -> Path:

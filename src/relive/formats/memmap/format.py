@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from relive import files
 from relive.dtypes import MOST_ITEM_BYTES
 from relive.errors import CorruptFileError, MissingFileError, StorageError, UnsupportedValueError
-from relive.formats.base import Copier, Format, Progress, no_progress
+from relive.formats.base import Copier, Progress, no_progress
 from relive.formats.checking import check_snapshot, naming
 from relive.formats.layouts import layout_of
 from relive.formats.memmap.packing import RecordScratch, pack, spec_of, unpack, unpack_side
@@ -33,6 +33,7 @@ from relive.formats.memmap.segment_folder import SegmentFolder
 from relive.formats.memmap.segment_rows import ROWS_NAME
 from relive.formats.memmap.segment_texts import TEXTS_NAME, read_texts
 from relive.formats.memmap.tables import MappedTable, ReadTable, Table
+from relive.formats.placed_format import PlacedFormat
 from relive.gather import Lacking, RowSource, row_source
 from relive.index import Index
 from relive.limits import Limits
@@ -52,7 +53,7 @@ befalls a network file system is then an error and not the end of the process.""
 _SMALL_SEGMENT_BYTES = 64 << 20  # one that still grows is copied up to here, else sealed
 
 
-class MemmapFormat(Format):
+class MemmapFormat(PlacedFormat):
     """Format "memmap": segments of packed records and frames, many trajectories each.
 
     Rows are copied straight out of mapped files, those of a whole batch by one call; large
@@ -172,7 +173,7 @@ class MemmapFormat(Format):
             return unpack(record, spec, records, frames, side.tobytes(), texts_of)
 
     def gather_placed(self, folder: Path, places: NDArray[np.int64], outputs: Outputs) -> Lacking:
-        """Copy rows out of the segments; see `Format.gather_placed`."""
+        """Copy rows out of the segments; see `PlacedFormat.gather_placed`."""
         try:
             return self._folder(folder).reader.gather(places, outputs)
         except StorageError:
@@ -184,7 +185,7 @@ class MemmapFormat(Format):
     def text_groups(
         self, folder: Path, places: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> Iterator[TextGroup]:
-        """Tell what codes stand for, segment by segment; see `Format.text_groups`."""
+        """Tell what codes stand for, segment by segment; see `PlacedFormat.text_groups`."""
         segments = segments_of(places[positions])
         for segment in np.unique(segments).tolist():
             path = segment_path(folder, segment)

@@ -73,7 +73,7 @@ class SegmentReader:
                     raise CorruptFileError(f"it has {found} bytes, but {size} of them are in use")
 
     def gather(self, places: NDArray[np.int64], outputs: Outputs) -> Lacking:
-        """Copy rows; see `Format.gather_placed`.
+        """Copy rows; see `PlacedFormat.gather_placed`.
 
         Raises:
             MissingFileError: A segment is not there.
