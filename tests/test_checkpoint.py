@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from buffers import contents_of, ks_of, open_at, stats_of
-from relive import Columns, Trajectory, TrajectoryReplayBuffer, files, open_files
+from relive import Columns, Trajectory, TrajectoryReplayBuffer, files, linux_files, open_files
 from relive.checkpoint_reading import read_checkpoint
 from relive.errors import (
     ColumnMismatchError,
@@ -256,7 +256,7 @@ class TestReplacing:
         self, can_exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if not can_exchange:
-            monkeypatch.setattr(files, "exchange", lambda first, second: False)
+            monkeypatch.setattr(linux_files, "exchange", lambda first, second: False)
         place = tmp_path / "here" / "checkpoint"
         buffer = TrajectoryReplayBuffer(sample_window_size=2)
         for k in range(6):
@@ -277,7 +277,7 @@ class TestReplacing:
         make_checkpoint(place, [traj(0)])
         buffer = TrajectoryReplayBuffer()
         buffer.add_trajectories([traj(1)])
-        monkeypatch.setattr(files, "exchange", lambda first, second: False)
+        monkeypatch.setattr(linux_files, "exchange", lambda first, second: False)
         rename, left = files.rename, num_renames
 
         def stop(source: Path, target: Path) -> None:
@@ -310,7 +310,7 @@ class TestReplacing:
         before = contents_of(place)
         buffer = TrajectoryReplayBuffer()
         buffer.add_trajectories([traj(1)])
-        monkeypatch.setattr(files, "exchange", lambda first, second: False)
+        monkeypatch.setattr(linux_files, "exchange", lambda first, second: False)
         rename = files.rename
 
         def fail(source: Path, target: Path) -> None:
@@ -794,7 +794,7 @@ class TestProgress:
         def refuse(*_: object, **__: object) -> None:
             raise OSError(errno.EXDEV, "another file system")
 
-        monkeypatch.setattr(files, "_share_blocks", lambda *_: False)
+        monkeypatch.setattr(files, "share_blocks", lambda *_: False)
         monkeypatch.setattr("os.link", refuse)
         saved, loaded = list[int](), list[int]()
         with open_at(kind, tmp_path / "store", framework="numpy") as buffer:

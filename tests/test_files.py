@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import pytest
 
-from relive import files, open_files
+from relive import files, linux_files, open_files
 
 
 def refuse(*_: Any, **__: Any) -> NoReturn:
@@ -157,14 +157,14 @@ class TestExchange:
         for name in ("a", "b"):
             (tmp_path / name).mkdir()
             (tmp_path / name / f"of {name}").touch()
-        if not files.exchange(tmp_path / "a", tmp_path / "b"):
+        if not linux_files.exchange(tmp_path / "a", tmp_path / "b"):
             pytest.skip("this system cannot exchange")
         assert (names_in(tmp_path / "a"), names_in(tmp_path / "b")) == (["of b"], ["of a"])
 
     def test_a_missing_folder_is_told(self, tmp_path: Path) -> None:
         (tmp_path / "a").mkdir()
         with pytest.raises(FileNotFoundError):
-            files.exchange(tmp_path / "a", tmp_path / "b")
+            linux_files.exchange(tmp_path / "a", tmp_path / "b")
 
 
 class TestAppendFile:

@@ -24,6 +24,7 @@ LAYERS = (
         "dtypes",
         "files",
         "libc",
+        "linux_files",
         "locks",
         "mapped_files",
         "memory",
@@ -67,7 +68,16 @@ FACADE_USERS = ("cli", "compat", "demo", "testing")
 THREAD_OWNERS = ("demo", "testing", "writer")
 """Only these start threads."""
 
-DISK_OWNERS = ("cli", "demo", "files", "locks", "mapped_files", "open_files", "testing")
+DISK_OWNERS = (
+    "cli",
+    "demo",
+    "files",
+    "linux_files",
+    "locks",
+    "mapped_files",
+    "open_files",
+    "testing",
+)
 """Only these open, write, rename or remove by themselves; all others go through `files`.
 
 `locks` opens the lock file, whose descriptor is the lock.

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from relive import files
+from relive import files, linux_files
 from relive.disk_errors import naming_disk_errors
 from relive.errors import (
     InvalidArgumentError,
@@ -223,7 +223,7 @@ def _put_in_place(folder: Path, path: Path) -> Path | None:
     if not files.exists(path):
         files.rename(folder, path)
         return None
-    if files.exchange(folder, path):
+    if linux_files.exchange(folder, path):
         return folder
     new, old = _place_names(path)
     files.rename(folder, new)

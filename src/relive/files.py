@@ -9,7 +9,6 @@ own `OSError`; the layers above name the trajectory or checkpoint it concerns.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import re
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from relive.libc import libc
+from relive.linux_files import UNSUPPORTED, share_blocks
 
 __all__ = [
     "TEMPORARY_SUFFIX",
@@ -31,7 +30,6 @@ __all__ = [
     "copy",
     "create_folder",
     "create_new_folder",
-    "exchange",
     "exists",
     "has_one_name",
     "is_temporary",
@@ -60,16 +58,6 @@ TEMPORARY_SUFFIX = ".tmp"
 """Ends the name of each file or folder that is not complete yet."""
 
 _TEMPORARY = re.compile(r"\..*\.[0-9a-f]{8}" + re.escape(TEMPORARY_SUFFIX))
-_FICLONE = 0x40049409  # linux/fs.h: share the blocks of another file until one is changed
-_RENAME_EXCHANGE = 2  # linux/fs.h
-_UNSUPPORTED = {
-    errno.EOPNOTSUPP,
-    errno.ENOSYS,
-    errno.EINVAL,
-    errno.EXDEV,
-    errno.ENOTTY,
-    errno.EPERM,
-}
 
 
 def create_folder(path: Path) -> None:
@@ -187,7 +175,7 @@ def link_or_copy(
     try:
         os.link(source, target)
     except OSError as error:
-        if error.errno not in {*_UNSUPPORTED, errno.EMLINK}:
+        if error.errno not in {*UNSUPPORTED, errno.EMLINK}:
             raise
         copy(source, target, sync=sync, progress=progress)
         return False
@@ -329,7 +317,7 @@ def keep_previous(path: Path, suffix: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        if error.errno not in _UNSUPPORTED:
+        if error.errno not in UNSUPPORTED:
             raise
         copy(path, temporary, sync=False)
     try:
@@ -358,7 +346,7 @@ def copy(
 
     def fill(file: BinaryIO) -> None:
         with source.open("rb") as original:
-            if not _share_blocks(original, file):
+            if not share_blocks(original, file):
                 while block := original.read(1 << 20):
                     file.write(block)
                     progress(len(block))
@@ -368,41 +356,6 @@ def copy(
             os.fsync(file.fileno())
 
     write_atomic(target, fill, sync=False)
-
-
-def _share_blocks(source: BinaryIO, target: BinaryIO) -> bool:
-    if sys.platform != "linux":
-        return False
-    import fcntl
-
-    try:
-        fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
-    except OSError as error:
-        if error.errno in _UNSUPPORTED:
-            return False
-        raise
-    return True
-
-
-def exchange(first: Path, second: Path) -> bool:
-    """Swap the names of two folders in one step.
-
-    Returns:
-        False when the system or file system has no such step, and nothing was done.
-    """
-    renameat2 = getattr(libc(), "renameat2", None) if sys.platform == "linux" else None
-    if renameat2 is None:
-        return False
-    at_cwd = -100
-    done = renameat2(
-        at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), ctypes.c_uint(_RENAME_EXCHANGE)
-    )
-    if done == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in _UNSUPPORTED:
-        return False
-    raise OSError(number, os.strerror(number), str(first), None, str(second))
 
 
 @contextlib.contextmanager
