@@ -15,6 +15,7 @@ from buffers import ks_of, open_store
 from relive import Limits, TrajectoryReplayBuffer, files, open_files
 from relive.errors import CorruptFileError, StorageWriteError
 from relive.formats import MemmapFormat
+from relive.journal import Journal
 from trajectories import address_of, same_trajectory, traj
 
 NUM = 24
@@ -113,6 +114,26 @@ class TestCompact:
                 ids = set(address_of({"curr_obs": {"id": rows["curr_obs/id"]}})[0].tolist())
             assert len(ids) == NUM - 3
             check(buffer, [k for k in range(NUM) if k not in {0, 5, 9}])
+
+    def test_a_trajectory_that_is_being_written_is_no_waste(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with fill(tmp_path / "store") as buffer:
+            may_note, add = threading.Event(), Journal.add
+
+            def wait(self: Journal, *args: Any, **options: Any) -> Any:
+                assert may_note.wait(60)
+                return add(self, *args, **options)
+
+            monkeypatch.setattr(Journal, "add", wait)
+            buffer.add_trajectories([traj(NUM, T=3, B=1)])
+            compacting = threading.Thread(target=buffer.compact)
+            compacting.start()
+            compacting.join(0.05)  # if it does not wait, it looks now
+            may_note.set()
+            compacting.join(60)
+            assert len(list((tmp_path / "store" / "segments").iterdir())) == 1
+            assert not list((tmp_path / "store" / "segments").glob("00000001"))
 
     def test_others_sample_add_and_evict_meanwhile(self, tmp_path: Path) -> None:
         with fill(tmp_path / "store", limits=Limits(max_trajectories=NUM)) as buffer:

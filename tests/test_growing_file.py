@@ -25,7 +25,7 @@ PAGE = 64
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_files, "_HUGE_PAGE_BYTES", PAGE)
+    monkeypatch.setattr(open_files, "HUGE_PAGE_BYTES", PAGE)
     monkeypatch.setattr(open_files, "_PADDED_FROM", 2 * PAGE)
     monkeypatch.setattr(open_files, "_ZEROS", bytes(PAGE))
 

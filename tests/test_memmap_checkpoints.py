@@ -166,7 +166,7 @@ class TestSaving:
                 (tmp_path / name).mkdir()
                 with monkeypatch.context() as patch:
                     if name == "copied":
-                        patch.setattr("relive.files._share_blocks", lambda *_: False)
+                        patch.setattr("relive.files.share_blocks", lambda *_: False)
                         patch.setattr(os, "link", _refuse_link)
                     copy = form.copier(
                         tmp_path / "store", tmp_path / name, sync=False, progress=told.append

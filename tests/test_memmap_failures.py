@@ -24,8 +24,9 @@ from relive.errors import (
     StorageWriteError,
 )
 from relive.formats import MemmapFormat
+from relive.formats.memmap.tables import MappedTable
 from segments import segments_of
-from trajectories import check_rows, same_trajectory, traj, trajectory_files
+from trajectories import address_of, check_rows, same_trajectory, traj, trajectory_files
 
 
 def told(k: int) -> Trajectory:
@@ -368,6 +369,33 @@ class TestFewAddresses:
         """`ulimit -v`; what cannot be mapped is read, with a warning, once."""
         printed = run_program(LIMITED, tmp_path / "store", segment_bytes, allowed)
         assert int(printed) == num_warnings
+
+    @pytest.mark.parametrize("mapped", [0, 1, 2])
+    def test_a_batch_that_meets_the_end_of_addresses_is_whole(
+        self, mapped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Segments that were mapped before the one that could not be are read again too."""
+        form = MemmapFormat(segment_bytes=1)
+        with open_memmap(tmp_path / "store", trajectory_format=form) as buffer:
+            for k in range(4):
+                buffer.add_trajectories([traj(k)])
+            buffer.flush()
+            add, num_added = MappedTable.add, 0
+
+            def refuse(table: MappedTable, segment: int, path: Path, num_rows: int) -> None:
+                nonlocal num_added
+                num_added += 1
+                if num_added > mapped:
+                    raise MemoryError("no addresses")
+                add(table, segment, path, num_rows)
+
+            monkeypatch.setattr(MappedTable, "add", refuse)
+            with pytest.warns(UserWarning, match="cannot be mapped"):
+                batch = buffer.sample(200)
+            check_rows(batch)
+            assert set(address_of(batch)[0].tolist()) == set(range(4))
+            assert buffer.get_stats()["mapped_bytes"] == 0
+            check_rows(buffer.sample(200))
 
 
 FEW_DESCRIPTORS = """

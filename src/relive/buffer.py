@@ -344,9 +344,8 @@ class TrajectoryReplayBuffer(BufferReader):
         before = disk.usage().get("disk_bytes", 0.0)
         what = f"{str(disk.folder)!r} could not be compacted further"
         with naming_disk_errors(StorageWriteError, disk.folder, what, "make room, then go on"):
-            left = self._store.rewrite_a_piece()
-            while left:  # piece by piece: who adds or loads comes between
-                left = min(left - 1, self._store.rewrite_a_piece())
+            for together in self._store.wasteful():
+                self._store.rewrite(together)
         self.flush()
         return max(0, int(before - disk.usage().get("disk_bytes", 0.0)))
 

@@ -138,10 +138,11 @@ class Disk:
                 with self._taking_back(stored):
                     self._journal.set_schema(schema)
                     self._journal.add(stored, is_synced=self._syncs_each)
-            self._note_unsynced(stored, snapshot.size_bytes)
+            self._unsynced.note(stored, snapshot.size_bytes)
+            self._sync_if_each()
             self._is_exported = False
             on_stored(stored)
-            if self._unsynced.due_in_s() == 0:
+            if self._unsynced.is_due:
                 self._sync()
 
         what = f"trajectory {record.trajectory_id}"
@@ -165,7 +166,7 @@ class Disk:
             MissingFileError: Its file is not there; nothing changed.
             CorruptFileError: Its file is damaged; nothing changed.
             StorageWriteError: Something queued before could not be written.
-            OSError: The disk refused; nothing changed.
+            OSError: The disk refused; nothing changed, or the new one is noted and not yet synced.
         """
 
         def run() -> None:
@@ -177,9 +178,10 @@ class Disk:
             moved = own.write(self.folder, bare, snapshot, sync=self._syncs_each)
             with self._taking_back(moved):
                 self._journal.relocate(moved, is_synced=self._syncs_each)
-            on_moved(moved)
+            self._unsynced.note(moved, snapshot.size_bytes, lambda: on_synced(held))
             self._is_exported = False
-            self._note_unsynced(moved, snapshot.size_bytes, lambda: on_synced(held))
+            on_moved(moved)
+            self._sync_if_each()
 
         self.writer.run(f"trajectory {trajectory_id}", run)
 
@@ -202,11 +204,7 @@ class Disk:
         """
         self.writer.run("the index", self._sync_if_needed)
 
-    def _note_unsynced(
-        self, record: Record, size_bytes: int, on_synced: Callable[[], None] | None = None
-    ) -> None:
-        """Put what was just noted on the disk, or remember to do so."""
-        self._unsynced.note(record, size_bytes, on_synced)
+    def _sync_if_each(self) -> None:
         if self._syncs_each:  # its file was synced as it was written
             self._journal.sync()
             self._unsynced.mark_synced()
@@ -355,7 +353,7 @@ class Disk:
 
     def _do_idle_work(self) -> float | None:
         """Sync and export when due; return in how many seconds something will be."""
-        if self._unsynced.due_in_s() == 0:
+        if self._unsynced.is_due:
             self._sync()
         if not self._is_exported and time.monotonic() >= self._next_export_at:
             self._export(is_closing=False)

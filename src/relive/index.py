@@ -25,6 +25,7 @@ from relive.window import RowOrder, Window, origins_of
 __all__ = ["Index"]
 
 _COLUMNS = ("trajectory_id", "first_row_id", "end", "count", "num_envs", "origin")
+_MOST_WINDOWS = 4
 _BLOCK = 256  # records looked up at once by those who go through all
 
 
@@ -47,7 +48,8 @@ class Index:
         self._is_ordered = True
         self._num_alike = 0  # of the newest, how many have the same number of rows
         self._by_row: tuple[tuple[int, int], RowOrder] | None = None
-        self._latest: tuple[tuple[int, int], Window] | None = None
+        self._windows: dict[int, Window] = {}  # by size, of one version
+        self._windowed = 0
         self._bins: RowBins | None = None
         self._binned = (0, 0)  # how often the columns had moved then, and the oldest row
         for record in records:
@@ -212,8 +214,9 @@ class Index:
             self._held.pop(one, None)
         else:
             self._held[one] = record
-        self._latest = None
-        # also in the windows taken before: where it lay it lies no longer
+        self._windows.clear()
+        # also in most windows taken before; where others say that it was, it stays while they are
+        # held
         row = self._rows.row_of(one)
         start = int(self._rows.column("end")[row] - self._rows.column("count")[row])
         self._rows.change(row, "origin", _origin(record, start))
@@ -246,10 +249,12 @@ class Index:
 
     def window(self, size: int) -> Window:
         """Return the newest trajectories; 0 means all of them."""
-        key = (self.version, size)
-        if self._latest is None or self._latest[0] != key:
-            self._latest = (key, self._take_window(size))
-        return self._latest[1]
+        if self._windowed != self.version or len(self._windows) > _MOST_WINDOWS:
+            self._windows.clear()
+            self._windowed = self.version
+        if size not in self._windows:
+            self._windows[size] = self._take_window(size)
+        return self._windows[size]
 
     def _take_window(self, size: int) -> Window:
         columns = {name: self._rows.column(name, size) for name in _COLUMNS}

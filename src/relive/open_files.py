@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that stay open to be written to: one at its end, one at places of the caller's choice."""
+"""Files that stay open and only grow: behind their own end, or behind one that the caller keeps."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from pathlib import Path
 from relive import files
 from relive.libc import libc
 
-__all__ = ["AppendFile", "GrowingFile"]
+__all__ = ["HUGE_PAGE_BYTES", "AppendFile", "GrowingFile"]
 
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 _WRITE_OUT_BYTES = 8 << 20
-_HUGE_PAGE_BYTES = 2 << 20
-_PADDED_FROM = 4 * _HUGE_PAGE_BYTES  # small files fit the processor's tables in any case
-_ZEROS = bytes(_HUGE_PAGE_BYTES)
+
+HUGE_PAGE_BYTES = 2 << 20
+"""In pieces of this size files are padded, and the slots of an address range begin."""
+
+_PADDED_FROM = 4 * HUGE_PAGE_BYTES  # small files fit the processor's tables in any case
+_ZEROS = bytes(HUGE_PAGE_BYTES)
 
 
 class AppendFile:
@@ -91,7 +94,7 @@ class AppendFile:
 
 
 class GrowingFile:
-    """A file written at places of the caller's choice, never before the end that he keeps.
+    """A file written behind an end that its caller keeps, over what a cut-off write left there.
 
     Nothing is stored through a mapping: a full disk must be an error and not the end of the
     process. Not safe for several threads at once.
@@ -134,7 +137,7 @@ class GrowingFile:
             raise FileNotFoundError(errno.ENOENT, "it was removed", str(self._path))
         view = memoryview(block)
         end = start + len(view)
-        page = -(-start // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES  # the first that is new
+        page = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES  # the first that is new
         try:
             if in_huge_pages and _PADDED_FROM <= page < end and hasattr(os, "pwritev"):
                 _write_all(self._descriptor, view[: page - start], start)
@@ -154,7 +157,7 @@ class GrowingFile:
 
     def _write_padded(self, view: memoryview, page: int) -> None:
         """Write at the begin of a page, and zeros up to the end of one if there is room."""
-        padding = -len(view) % _HUGE_PAGE_BYTES
+        padding = -len(view) % HUGE_PAGE_BYTES
         self._padded_end = page + len(view) + padding
         try:
             done = os.pwritev(self._descriptor, [view, _ZEROS[:padding]], page)

@@ -70,7 +70,7 @@ class RecordLookup(Mapping[int, Record]):
             return isinstance(trajectory_id, int) and self._rows.row_of(trajectory_id) >= 0
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return a column of `RECORD_COLUMNS`, oldest first; it stays as it is."""
+        """Return a column of `RECORD_COLUMNS`, oldest first; `relocate` changes it in place."""
         with self._lock:
             return self._rows.column(name)
 

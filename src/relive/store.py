@@ -163,19 +163,27 @@ class Store(StoreReader):
                 self.index.replace(record)
                 self._resident.pop(record.trajectory_id, None)
 
-    def rewrite_a_piece(self) -> int:
-        """Write anew what shares a piece of the disk with trajectories that are gone.
+    def wasteful(self) -> list[list[int]]:
+        """Tell which trajectories to write anew, as `PlacedFormat.wasteful` does."""
+        disk = self.disk
+        assert disk is not None, "without a disk nothing is stored"
+        with self._adding:
+            self.flush()  # what is being written has no place in the window yet
+            with self.lock:
+                window = self.index.window(0)
+            return disk.formats.wasteful(disk.folder, window)
 
-        What that took before goes when nobody reads it, but not before the new is on the disk.
+    def rewrite(self, trajectory_ids: Iterable[int]) -> None:
+        """Write trajectories anew, those that are still there; others may add between two.
 
-        Returns:
-            How many more such pieces there are.
+        What they took before goes when nobody reads it, but not before the new is on the disk.
 
         Raises:
-            MissingFileError: A file is not there; some trajectories may have been rewritten.
+            MissingFileError: A file is not there; those before it were rewritten.
             CorruptFileError: A file is damaged; likewise.
             StorageWriteError: The disk refused; likewise.
             OSError: Likewise.
+            ClosedError: The store was closed meanwhile.
         """
         disk = self.disk
         assert disk is not None, "without a disk nothing is stored"
@@ -189,15 +197,11 @@ class Store(StoreReader):
             with self.lock:
                 self._leases.retire(Retired(before, None, partial(disk.remove_replaced, before)))
 
-        with self._adding:  # no load may move files meanwhile
-            self.check_open()
-            with self.lock:
-                window = self.index.window(0)
-            pieces = disk.formats.wasteful(disk.folder, window)
-            for trajectory_id in pieces[0] if pieces else ():
+        for trajectory_id in trajectory_ids:
+            with self.adding():  # no load may move files meanwhile
                 disk.rewrite(trajectory_id, on_moved, on_synced)
+        with self.adding():
             disk.sync_now()
-            return max(0, len(pieces) - 1)
 
     def _retain(self) -> None:
         """Let the oldest go until limits hold; a store without a disk forgets the rest."""

@@ -42,6 +42,12 @@ class Unsynced:
         if on_synced is not None:
             self._on_synced.append(on_synced)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for a sync."""
+        wait_s = self.due_in_s()
+        return wait_s is not None and wait_s <= 0
+
     def due_in_s(self) -> float | None:
         """Return in how many seconds a sync is due, 0 when it is; None without trajectories."""
         if not self.records:

@@ -223,7 +223,7 @@ class MemmapFormat(PlacedFormat):
             if segment not in numbers:
                 number = segment if store is None else self._folder(store).new_number()
                 path = segment_path(target, number)
-                known.may_append(segment)  # which refuses texts that are cut
+                known.check_texts(segment)
                 is_growing = known.settle(segment, _SMALL_SEGMENT_BYTES)
                 here = self.path(source, record)
                 with _naming_what_is_missing(here):

@@ -87,12 +87,12 @@ class SegmentFolder:
             # what is not there is told when it is read, and can be deleted
             with suppress(MissingFileError):
                 self.reader.check_whole(record)  # mapped, what is cut would end the process
-                if self.may_append(segment):
+                if self.check_texts(segment):
                     with naming(path), self._lock:
                         self._writers.go_on_with(segment, self.reader.head(segment))
 
-    def may_append(self, segment: int) -> bool:
-        """Tell whether the texts of a segment, if it has any, end where they are to go on.
+    def check_texts(self, segment: int) -> bool:
+        """Refuse texts that are cut; tell whether nothing lies behind the last.
 
         Raises:
             CorruptFileError: They are cut.
@@ -119,7 +119,6 @@ class SegmentFolder:
             location = self._writers.append(packed, spec, sync=sync)
             segment = location["segment"]
             self._num_live[segment] = self._num_live.get(segment, 0) + 1
-            self._sizes.pop(segment, None)
             return location
 
     def new_number(self) -> int:
@@ -134,7 +133,6 @@ class SegmentFolder:
         """Write to a segment no more; it never changes from now on."""
         with self._lock:
             self._writers.seal(segment)
-            self._sizes.pop(segment, None)
 
     def settle(self, segment: int, small_bytes: int) -> bool:
         """Tell whether a segment still grows; one that is no longer small does no more after this.
@@ -147,7 +145,7 @@ class SegmentFolder:
             writer = self._writers.of(segment)
             if writer is None:
                 return False
-            if sum(writer.ends.size_bytes(writer.head.spec).values()) <= small_bytes:
+            if writer.size_bytes <= small_bytes:
                 self._writers.rest(segment)
                 return True
             self.seal(segment)
@@ -174,7 +172,7 @@ class SegmentFolder:
         Raises:
             OSError: The disk refused.
         """
-        for segment in segments:  # without the lock: who reads must not wait for the disk
+        for segment in segments:  # without the lock: who appends or removes must not wait for it
             path = segment_path(self.folder, segment)
             with suppress(FileNotFoundError):
                 for name in (*self.reader.head(segment).names(), HEAD_NAME):
@@ -216,6 +214,7 @@ class SegmentFolder:
             path = segment_path(self.folder, segment)
             if files.exists(path):
                 files.remove_folder(path, at_once=True)  # half of it would be taken for whole
+            self._sizes.pop(segment, None)
             self._num_live.pop(segment, None)  # last: when the disk refuses, it is tried again
 
     def let_go(self, segment: int) -> None:
@@ -240,13 +239,21 @@ class SegmentFolder:
         with self._lock:
             segments = list(self._num_live)
             for segment in segments:
-                if segment not in self._sizes or self._writers.of(segment) is not None:
-                    path = segment_path(self.folder, segment)
-                    self._sizes[segment] = 0
-                    with suppress(FileNotFoundError):  # whoever reads or writes it is told
-                        names = self.reader.head(segment).names()
-                        self._sizes[segment] = sum(files.size_bytes(path / name) for name in names)
-                disk_bytes += self._sizes[segment]
+                size = self._size_bytes(segment)
+                disk_bytes += size
                 if self.reader.has_mapped(segment):
-                    mapped_bytes += self._sizes[segment]
+                    mapped_bytes += size
         return {"segments": len(segments), "disk_bytes": disk_bytes, "mapped_bytes": mapped_bytes}
+
+    def _size_bytes(self, segment: int) -> int:
+        """Return what a segment takes; of one that grows no more it is remembered."""
+        grows = self._writers.of(segment) is not None
+        if segment in self._sizes and not grows:
+            return self._sizes[segment]
+        path, size = segment_path(self.folder, segment), 0
+        with suppress(FileNotFoundError):  # whoever reads or writes it is told
+            names = self.reader.head(segment).names()
+            size = sum(files.size_bytes(path / name) for name in names)
+        if not grows:
+            self._sizes[segment] = size
+        return size

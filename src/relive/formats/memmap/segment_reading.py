@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from relive.formats.checking import naming
 from relive.formats.memmap.segment_files import Ends, SegmentHead, segment_path
 from relive.formats.memmap.segment_rows import MakeTable, SegmentRows
 from relive.formats.memmap.segment_spec import SegmentSpec
-from relive.formats.memmap.tables import ReadTable, UnknownSegmentError
+from relive.formats.memmap.tables import ReadTable, Table, UnknownSegmentError
 from relive.gather import Lacking
 from relive.output_pool import Outputs
 from relive.record import Record, segments_of
@@ -81,9 +81,10 @@ class SegmentReader:
             OSError: A file cannot be read.
         """
         segments = segments_of(places)
-        with suppress(UnknownSegmentError):
-            return self._gather(segments, places, outputs)
-        self._get_to_know(np.unique(segments).tolist())
+        for _ in range(2):  # unknown at first, and once more when another thread gave up mapping
+            with suppress(UnknownSegmentError):
+                return self._gather(segments, places, outputs)
+            self._get_to_know(np.unique(segments).tolist())
         try:
             return self._gather(segments, places, outputs)
         except UnknownSegmentError as error:
@@ -121,29 +122,34 @@ class SegmentReader:
                     lacking.setdefault(name, []).append(mine)
         return {name: np.concatenate(some) for name, some in lacking.items()}
 
-    def _get_to_know(self, segments: Iterable[int]) -> None:
-        for segment in segments:
-            with self._lock:
-                if segment < len(self._layout_of) and self._layout_of[segment] >= 0:
-                    continue
-                head = self.head(segment)
-                number = self._by_spec.get(head.spec, len(self._layouts))
-                if number == len(self._layouts):
-                    self._layouts.append(SegmentRows(head.spec, self._make_table))
-                    self._by_spec[head.spec] = number
-                path = segment_path(self._folder, segment)
-                try:
-                    self._layouts[number].add(segment, path, head.num_rows)
-                except MemoryError as error:
-                    self._read_instead_of_mapping(error)
-                    self._get_to_know([segment])
-                    continue
-                layout_of = self._layout_of
-                if segment >= len(layout_of):  # anew: a thread may be at the old one
-                    layout_of = np.full(2 * segment, -1, np.int64)
-                    layout_of[: len(self._layout_of)] = self._layout_of
-                layout_of[segment] = number
-                self._layout_of = layout_of
+    def _get_to_know(self, segments: Sequence[int]) -> None:
+        with self._lock:
+            try:
+                for segment in segments:
+                    self._add(segment)
+            except MemoryError as error:
+                self._read_instead_of_mapping(error)
+                self._get_to_know(segments)  # those before it are forgotten too
+
+    def _add(self, segment: int) -> None:
+        if self._knows(segment):
+            return
+        head = self.head(segment)
+        number = self._by_spec.get(head.spec, len(self._layouts))
+        if number == len(self._layouts):
+            self._layouts.append(SegmentRows(head.spec, self._make_table))
+            self._by_spec[head.spec] = number
+        path = segment_path(self._folder, segment)
+        self._layouts[number].add(segment, path, head.num_rows)
+        layout_of = self._layout_of
+        if segment >= len(layout_of):  # anew: a thread may be at the old one
+            layout_of = np.full(2 * segment, -1, np.int64)
+            layout_of[: len(self._layout_of)] = self._layout_of
+        layout_of[segment] = number
+        self._layout_of = layout_of
+
+    def _knows(self, segment: int) -> bool:
+        return segment < len(self._layout_of) and bool(self._layout_of[segment] >= 0)
 
     def _read_instead_of_mapping(self, error: MemoryError) -> None:
         """Begin anew with tables that need no addresses; who is reading keeps the old ones."""
@@ -158,12 +164,15 @@ class SegmentReader:
     def has_mapped(self, segment: int) -> bool:
         """Tell whether rows of a segment have been read, so that its files are mapped."""
         with self._lock:
-            return segment < len(self._layout_of) and bool(self._layout_of[segment] >= 0)
+            if not self._knows(segment):
+                return False
+            records: Table = self._layouts[self._layout_of[segment]].records
+            return records.is_mapped
 
     def let_go(self, segment: int) -> None:
         """Close and unmap a segment, whose rows nobody reads any more."""
         with self._lock:
-            if self.has_mapped(segment):
+            if self._knows(segment):
                 self._layouts[self._layout_of[segment]].discard(segment)
                 self._layout_of[segment] = -1
             self._heads.pop(segment, None)

@@ -97,7 +97,8 @@ class SegmentWriters:
         """Return how large a segment may become: of many layouts each has one that is half gone."""
         if self.limits.max_bytes is None:
             return self._segment_bytes
-        share = self.limits.max_bytes // (_LIMIT_SHARE * max(1, len(self._writers)))
+        # the one at hand is taken out
+        share = self.limits.max_bytes // (_LIMIT_SHARE * (1 + len(self._writers)))
         return min(self._segment_bytes, share)
 
     def _rows_per_segment(self, spec: SegmentSpec) -> int:

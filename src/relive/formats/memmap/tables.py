@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,9 @@ class UnknownSegmentError(LookupError):
 
 class Table(ABC):
     """Rows of one size. Any thread may take; one at a time may add and discard."""
+
+    is_mapped: ClassVar[bool]
+    """Whether the files are mapped."""
 
     def __init__(self, row_bytes: int) -> None:
         """Begin without segments.
@@ -116,6 +119,8 @@ class Table(ABC):
 class MappedTable(Table):
     """Rows in mapped files, all of them copied by one call."""
 
+    is_mapped: ClassVar[bool] = True
+
     def __init__(self, row_bytes: int, item: np.dtype[Any]) -> None:
         """Begin without segments.
 
@@ -151,14 +156,14 @@ class MappedTable(Table):
     def add(self, segment: int, path: Path, num_rows: int) -> None:
         """Map the file of a segment; see `Table.add`."""
         number = self._range_for(num_rows)
-        place = self._ranges[number]
-        if files.size_bytes(path) > place.slot_bytes:
+        chosen = self._ranges[number]
+        if files.size_bytes(path) > chosen.slot_bytes:
             raise CorruptFileError(
                 f"{str(path)!r} has {files.size_bytes(path)} bytes, but with {num_rows} rows has "
-                f"at most {place.slot_bytes}; restore the segment from a copy",
+                f"at most {chosen.slot_bytes}; restore the segment from a copy",
                 path=str(path),
             )
-        slot = place.map(path)
+        slot = chosen.map(path)
         shifts = self._shifts
         if segment >= len(shifts) - 1:  # in an array of its own: a thread may be at the old one
             shifts = np.full(2 * segment + 2, _UNKNOWN, np.int64)  # the last stays unknown
@@ -166,10 +171,10 @@ class MappedTable(Table):
             lengths = np.zeros(len(shifts), np.int64)
             lengths[: len(self._num_rows)] = self._num_rows
             self._num_rows = lengths
-        base = (number << _RANGE_BITS) + slot * place.rows_per_slot
-        shifts[segment] = base - (segment << PLACE_BITS)
         self._paths[segment] = path
         self._num_rows[segment] = 0  # looked at when it is needed
+        base = (number << _RANGE_BITS) + slot * chosen.rows_per_slot
+        shifts[segment] = base - (segment << PLACE_BITS)  # last: from here on rows are taken
         self._shifts = shifts
 
     def _range_for(self, num_rows: int) -> int:
@@ -236,10 +241,10 @@ class MappedTable(Table):
         starts = self._ranges[number].address + (rows + min(outputs)) * self.row_bytes
         first, ends = self.announcer.ranges(starts, bytes_each)
         step = max(1, _CHUNK_BYTES // bytes_each)
-        chunks = [slice(at, at + step) for at in range(0, len(rows), step)]
+        chunks = [slice(one, one + step) for one in range(0, len(rows), step)]
         before, num_told = num_faults(), 0
-        for place, chunk in enumerate(chunks):
-            for told in chunks[num_told : place + _CHUNKS_AHEAD]:
+        for at, chunk in enumerate(chunks):
+            for told in chunks[num_told : at + _CHUNKS_AHEAD]:
                 announce(first[told], ends[told])
                 num_told += 1
             self._take_rows(number, rows[chunk], {n: out[chunk] for n, out in outputs.items()})
@@ -271,6 +276,8 @@ class MappedTable(Table):
 
 class ReadTable(Table):
     """Rows read from files, one after the other in the order of the files."""
+
+    is_mapped: ClassVar[bool] = False
 
     def __init__(self, row_bytes: int) -> None:
         """Begin without segments; see `Table`."""
