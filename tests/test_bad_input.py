@@ -420,6 +420,12 @@ class TestDamagedCheckpoint:
                 buffer.load_checkpoint(tmp_path / "saved")
             assert len(buffer) == 0
 
+    def test_a_link_to_itself_is_no_checkpoint(self, tmp_path: Path) -> None:
+        (tmp_path / "saved").symlink_to(tmp_path / "saved")
+        buffer = with_three("memory", tmp_path)
+        with pytest.raises(StorageError, match="saved"):
+            buffer.load_checkpoint(tmp_path / "saved")
+
     def test_a_file_is_no_checkpoint(self, tmp_path: Path) -> None:
         (tmp_path / "saved").write_text("mine")
         buffer = with_three("memory", tmp_path)

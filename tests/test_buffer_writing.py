@@ -92,6 +92,28 @@ class TestDeleting:
             assert len(again) == 1
             assert same_trajectory(again.trajectory(1), traj(1))
 
+    @pytest.mark.parametrize("kind", ["pt", "pkl"])
+    def test_a_file_whose_name_was_not_synced_goes_too(
+        self, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sync, refusals = files.sync_folder, [errno.EIO]
+
+        def refuse_once(folder: Path) -> None:
+            if refusals:
+                raise OSError(refusals.pop(), "the disk is ill")
+            sync(folder)
+
+        with open_buffer(kind, tmp_path, durability="power") as buffer:
+            buffer.flush()
+            with monkeypatch.context() as patch:
+                patch.setattr(files, "sync_folder", refuse_once)
+                buffer.add_trajectories([traj(0)])
+                with pytest.raises(StorageWriteError, match="disk is ill"):
+                    buffer.flush()
+                buffer.delete([0])
+                buffer.flush()
+            assert trajectory_files(tmp_path / "store") == []
+
 
 class TestStoring:
     @pytest.mark.parametrize("kind", KINDS)

@@ -67,6 +67,30 @@ class TestNumbering:
             Numbering((1 << 62) - 1).after(1)
 
 
+class TestShares:
+    @given(
+        adds=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 1 << 30)), max_size=30),
+        start=st.integers(0, 1 << 42),
+        world_size=st.integers(2, 3),
+    )
+    def test_ranks_that_take_over_each_other_share_no_row_id(
+        self, adds: list[tuple[int, int]], start: int, world_size: int
+    ) -> None:
+        """What a rank gave is its own, however much another one had given when it took over."""
+        saved = Numbering(3, next_row_id=start)
+        ranks = [saved.for_rank(rank, world_size) for rank in range(world_size)]
+        given_ids = [(0, start)]
+        for number, (rank, num_rows) in enumerate(adds):
+            mine = rank % world_size
+            if number % 3 == 2:
+                ranks[mine] = ranks[mine].not_before(ranks[(mine + 1) % world_size])
+            begin = ranks[mine].next_row_id
+            given_ids.append((begin, begin + num_rows))
+            ranks[mine] = ranks[mine].after(num_rows)
+        given_ids.sort()
+        assert all(stop <= begin for (_, stop), (begin, _) in pairwise(given_ids))
+
+
 class TestNumberingAsJson:
     def test_it_is_read_back_the_same(self) -> None:
         numbering = Numbering(7, 3, 1 << 50)

@@ -35,6 +35,8 @@ def load_ranks(
             warnings.simplefilter("always")
             buffer.load_checkpoint(path, is_distributed=True, local_rank=rank, world_size=world)
         messages = [str(warning.message) for warning in told]
+        # as of those whose writer this process let go of as a kill would
+        messages = [one for one in messages if "open for writing" not in one]
         assert bool(messages) == (len(buffer) == 0), messages
         assert all(f"rank {rank} of {world} loaded no traj" in message for message in messages)
         buffers.append(buffer)

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
 import relive
 from buffers import open_store
+from programs import run_program
 from relive import TrajectoryReplayBuffer
-from relive.errors import StoreExistsError
+from relive.errors import StorageError, StoreExistsError
 from trajectories import traj
 
 KINDS = ["pt", "pkl", "memmap"]
@@ -45,6 +46,51 @@ class TestSeed:
             assert again.sample(50)["curr_obs"]["id"].tolist() != drawn
         with resume(tmp_path / "store", seed=None) as again:
             assert again.seed == 3
+
+    def test_one_killed_amid_its_first_additions_keeps_it_too(self, tmp_path: Path) -> None:
+        program = (
+            "import os, sys\n"
+            "from buffers import open_store\n"
+            "from trajectories import traj\n"
+            "buffer = open_store(sys.argv[1], seed=int(sys.argv[2]))\n"
+            "buffer._store.disk.writer._idle = lambda: None\n"
+            "buffer.add_trajectories([traj(0)])\n"
+            "buffer.flush()\n"
+            "os._exit(0)\n"
+        )
+        run_program(program, tmp_path / "store", 77)
+        with resume(tmp_path / "store") as again:
+            assert (again.seed, len(again)) == (77, 1)
+
+    @pytest.mark.parametrize("how", ["state", "checkpoint"])
+    def test_one_taken_over_is_kept_from_then_on(self, how: str, tmp_path: Path) -> None:
+        with TrajectoryReplayBuffer(seed=8) as other:
+            other.add_trajectories([traj(0)])
+            other.save_checkpoint(tmp_path / "saved")
+        buffer = open_store(tmp_path / "store", seed=7)
+        if how == "state":
+            buffer.load_state_dict(other.state_dict())
+        else:
+            buffer.load_checkpoint(tmp_path / "saved")
+        buffer.flush()
+        assert buffer._store.disk is not None
+        buffer._store.disk.abandon()
+        with resume(tmp_path / "store") as again:
+            assert again.seed == 8
+
+    def test_a_file_that_cannot_be_read_costs_the_draws_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        leave(tmp_path / "store", is_killed=True)
+
+        def refuse(path: Path) -> NoReturn:
+            raise StorageError(f"{path} cannot be read, but must be; look at the disk")
+
+        monkeypatch.setattr("relive.buffer.read_metadata", refuse)
+        with pytest.warns(UserWarning, match="draws do not go on where they were"):
+            again = resume(tmp_path / "store")
+        with again:
+            assert len(again) == 5
 
     @pytest.mark.parametrize("is_killed", [False, True])
     def test_another_one_is_told(self, is_killed: bool, tmp_path: Path) -> None:

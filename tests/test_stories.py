@@ -127,6 +127,7 @@ with TrajectoryReplayBuffer(
 class TestReadersBesideAWriter:
     """Readers in another process met an index that was half written, and ids without a file."""
 
+    @pytest.mark.filterwarnings("ignore:.*is open for writing by")
     @pytest.mark.parametrize("form", ["pt", pytest.param("pkl", marks=pytest.mark.slow)])
     def test_each_sees_all_that_was_flushed_and_can_read_it(
         self, form: str, tmp_path: Path
@@ -306,6 +307,7 @@ class TestHostileFolders:
             assert len(buffer) == 0
         assert not (tmp_path / "marker").exists()
 
+    @pytest.mark.filterwarnings("ignore:.*is open for writing by")
     @pytest.mark.parametrize("form", FORMATS)
     @pytest.mark.parametrize("call", ["read", "sample", "load"])
     def test_a_file_in_a_store_runs_nothing(self, form: str, call: str, tmp_path: Path) -> None:

@@ -199,6 +199,8 @@ class TrajectoryReplayBuffer(BufferReader):
             except BaseException:  # Ctrl+C among others: the folder must not stay locked
                 disk.abandon()
                 raise
+        if disk is not None:
+            disk.note_state()  # before the first trajectory: a killed store keeps its seed
         self._forking = Forking(store, draws)
         watch_forks(self._forking)
         if disk is not None:
@@ -223,7 +225,7 @@ class TrajectoryReplayBuffer(BufferReader):
         try:
             metadata = read_metadata(disk.folder / METADATA_NAME)
             saved = BufferState.from_json(metadata["relive"]["state"])
-        except (CorruptFileError, MissingFileError, KeyError) as error:
+        except (CorruptFileError, MissingFileError, StorageError, KeyError) as error:
             # who was killed early has written none
             if found.was_closed or not isinstance(error, MissingFileError):
                 warn(f"the store's draws do not go on where they were: {error}")
@@ -477,6 +479,8 @@ class TrajectoryReplayBuffer(BufferReader):
             self._draws.begin_stream((local_rank, world_size), counter)
         elif saved is not None:
             self._draws.go_on_from(saved, counter)
+        if self._store.disk is not None:
+            self._store.disk.note_state()
         if num_aside:
             is_one = num_aside == 1
             warn(

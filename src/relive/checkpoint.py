@@ -7,6 +7,7 @@ there, so the place always holds the old one whole or the new one whole.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -274,7 +275,7 @@ def check_apart(path: Path, store: Path | None) -> None:
     """
     if store is None:
         return
-    place, own = path.resolve(), store.resolve()
+    place, own = Path(os.path.realpath(path)), Path(os.path.realpath(store))
     if place == own or own in place.parents or place in own.parents:
         raise InvalidArgumentError(
             f"the checkpoint {str(path)!r} and the store {str(store)!r} lie in one another, but "

@@ -7,6 +7,7 @@ own folder can be read too, also one whose writer was killed.
 
 from __future__ import annotations
 
+import os
 import re
 from bisect import bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from relive.errors import (
     StorageError,
 )
 from relive.format_set import FormatSet
+from relive.formats.memmap import SEGMENTS_NAME
 from relive.index_arrays import ARRAYS_NAME, read_arrays
 from relive.index_file import INDEX_NAME, METADATA_NAME, read_index, read_metadata
 from relive.journal_lines import JOURNAL_NAME
@@ -117,14 +119,14 @@ def read_checkpoint(path: Path, formats: FormatSet) -> Checkpoint:
     """
     what = f"the checkpoint {str(path)!r} could not be read"
     with naming_disk_errors(StorageError, path, what, "check path and permissions"):
-        return rereading(path, lambda: _read_checkpoint(path.resolve(), formats))
+        return rereading(path, lambda: _read_checkpoint(Path(os.path.realpath(path)), formats))
 
 
 def rereading(path: Path, read: Callable[[], _Read]) -> _Read:
     """Read from a checkpoint, and again when another one was put into its place meanwhile.
 
     The place holds a whole one all the time, but who read the index of the one that is gone
-    looks in vain for its files.
+    looks in vain for its files. So does who reads a store from which others go meanwhile.
 
     Args:
         path: The checkpoint.
@@ -169,9 +171,11 @@ def _generations(path: Path) -> list[tuple[str, int, int]]:
     found = []
     with suppress(OSError):  # it may be between two renames; whoever reads says what is wrong
         for folder in (path, *sorted(path.glob("rank_*"))):
-            status = folder.stat()
-            # The number of a removed folder may be given to a new one, but at another time.
-            found.append((folder.name, status.st_ino, status.st_mtime_ns))
+            for inside in (folder, folder / SEGMENTS_NAME):
+                with suppress(FileNotFoundError):
+                    status = inside.stat()
+                    # the number of a removed folder may be given to a new one, at another time
+                    found.append((inside.name, status.st_ino, status.st_mtime_ns))
     return found
 
 

@@ -78,7 +78,7 @@ class Disk:
         """Does it all, one thing after the other."""
         self._forgotten: dict[int, Record] = {}  # as they were stored, until they are removed
         self._unsynced = Unsynced()
-        self._is_exported = False
+        self._is_exported = True  # as far as anything is new
         self._is_in_place = True
         self._next_export_at = 0.0
         self._is_closed = False
@@ -194,6 +194,15 @@ class Disk:
             with suppress(OSError):  # the first error is told; what stays goes at the next opening
                 self.formats.of(record).remove(self.folder, record)
             raise
+
+    def note_state(self) -> None:
+        """Queue the writing of `metadata.json` alone, which says the seed among other things."""
+
+        def run() -> None:
+            path = self.folder / METADATA_NAME
+            write_metadata(path, self._metadata(self._journal.contents), sync=False)
+
+        self.writer.submit(Job("metadata.json", run))
 
     def sync_now(self) -> None:
         """Put everything stored so far on the disk, and wait for it.

@@ -20,7 +20,9 @@ MAX_ROW_ID = np.iinfo(np.int64).max
 """The largest row id."""
 
 _TRAJECTORY_ID_BOUND = 1 << 62
-_RANK_SPACING = 1 << 40  # row ids set apart for each rank of a distributed load
+_RANK_SPACING = 1 << 40
+"""Row ids come in blocks of so many: of `stride` ranks each has every `stride`-th block."""
+
 _START_AGAIN = "load the checkpoint into an empty folder"
 
 
@@ -70,12 +72,11 @@ class Numbering:
 
     def _row_id_past(self, row_id: int) -> int:
         """Return a row id not below another one, in this rank's own share of them."""
-        start = self.next_row_id
-        is_own = row_id < start + _RANK_SPACING
-        if self.stride == 1 or is_own:
-            return max(start, row_id)
-        span = self.stride * _RANK_SPACING
-        moved = start + -(-(row_id - start) // span) * span
+        own, other = self.next_row_id // _RANK_SPACING, row_id // _RANK_SPACING
+        behind = (own - other) % self.stride
+        if row_id <= self.next_row_id or not behind:
+            return max(self.next_row_id, row_id)
+        moved = (other + behind) * _RANK_SPACING
         if moved > MAX_ROW_ID - _RANK_SPACING:
             raise InvalidArgumentError(
                 f"row id {moved} leaves too few below int64's largest, but a rank needs "
@@ -89,7 +90,9 @@ class Numbering:
         Raises:
             InvalidArgumentError: No row id is left for this rank.
         """
-        first_row = self.next_row_id + local_rank * _RANK_SPACING
+        first_row = self.next_row_id
+        if local_rank:
+            first_row = (first_row // _RANK_SPACING + local_rank) * _RANK_SPACING
         if first_row > MAX_ROW_ID - _RANK_SPACING:
             raise InvalidArgumentError(
                 f"row id {first_row} of rank {local_rank} leaves too few below int64's largest, "

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import ClassVar
+from typing import BinaryIO, ClassVar
 
 from relive import files
 from relive.formats.base import Copier, Format, Progress, no_progress
@@ -67,6 +67,22 @@ class FileFormat(Format):
             return record
 
         return copy
+
+    def write_file(
+        self, folder: Path, record: Record, fill: Callable[[BinaryIO], object], *, sync: bool
+    ) -> int:
+        """Write the file of a trajectory that has none yet; return its size in bytes.
+
+        Raises:
+            OSError: The disk refused; nothing is left behind.
+        """
+        path = self.path(folder, record)
+        try:
+            return files.write_atomic(path, fill, sync=sync)
+        except BaseException:  # it may be there under its name, which did not get synced
+            with contextlib.suppress(OSError):
+                files.remove(path)
+            raise
 
     def move_to(self, folder: Path, record: Record, target: Path) -> None:
         """Rename the file; see `Format.move_to`."""

@@ -73,7 +73,7 @@ class PklFormat(FileFormat):
         def fill(file: BinaryIO) -> None:
             pickle.dump(tree, file, protocol=_PROTOCOL)
 
-        size = files.write_atomic(self.path(folder, record), fill, sync=sync)
+        size = self.write_file(folder, record, fill, sync=sync)
         layout = layout_of(snapshot)
         return replace(
             record,

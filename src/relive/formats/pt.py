@@ -92,7 +92,7 @@ class PtFormat(FileFormat):
             written = read_torch_file(map_readonly(Path(file.name)).data, check_crc=False)
             placed.append(_find_layout(written, snapshot))
 
-        size = files.write_atomic(self.path(folder, record), fill, sync=sync)
+        size = self.write_file(folder, record, fill, sync=sync)
         self.forget(folder, record)
         ((layout, data_start),) = placed
         location = shared_location((("size_bytes", size), ("data_start", data_start)))

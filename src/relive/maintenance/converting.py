@@ -11,7 +11,7 @@ from typing import Any
 
 from relive import files
 from relive.checkpoint import check_apart, metadata_of, save_checkpoint
-from relive.checkpoint_reading import Checkpoint, read_checkpoint, warn_of_writers
+from relive.checkpoint_reading import Checkpoint, read_checkpoint, rereading, warn_of_writers
 from relive.entry_reading import EntryReader
 from relive.errors import ReplayError, StoreExistsError
 from relive.format_set import FormatSet
@@ -74,9 +74,11 @@ def convert(
             path=str(end),
         )
     with FormatSet(trajectory_format, allow_pickle=allow_pickle) as formats:
-        checkpoint = read_checkpoint(start, formats)
+        num = rereading(
+            start, lambda: _convert(read_checkpoint(start, formats), start, end, formats, progress)
+        )
         warn_of_writers(start)
-        return _convert(checkpoint, start, end, formats, progress)
+        return num
 
 
 def _convert(
