@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from relive import files
 from relive.libc import libc
-from relive.open_files import HUGE_PAGE_BYTES
 
 if sys.platform == "linux":
     import resource
@@ -33,6 +32,7 @@ __all__ = ["PAGE_BYTES", "AddressRange"]
 
 PAGE_BYTES = mmap.PAGESIZE
 
+_HUGE_PAGE_BYTES = 2 << 20
 _MOST_BYTES = 1 << 40  # of addresses; a process has 2**47
 _MOST_SLOTS = 4096
 _PROT_NONE = 0
@@ -59,7 +59,7 @@ class AddressRange:
             MemoryError: There are no addresses for even one slot, as under `ulimit -v`.
         """
         # whole rows on whole pages
-        step = HUGE_PAGE_BYTES // gcd(row_bytes, HUGE_PAGE_BYTES)
+        step = _HUGE_PAGE_BYTES // gcd(row_bytes, _HUGE_PAGE_BYTES)
         self.rows_per_slot = -(-rows_per_slot // step) * step
         """How many rows a slot holds."""
         self.slot_bytes = self.rows_per_slot * row_bytes
@@ -68,13 +68,13 @@ class AddressRange:
         if _are_limited():
             num_slots = 1  # the others are not ours alone
         reserved, self.num_slots = _reserve(self.slot_bytes, num_slots)
-        self._address = -(-reserved // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+        self._address = -(-reserved // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
         size = self.num_slots * self.slot_bytes
         self._free = list(range(self.num_slots - 1, -1, -1))
         addresses = _Addresses(self._address, size)
         self._bytes: NDArray[np.uint8] = np.asarray(addresses)
         # when the last array is gone, which a thread may still be reading from
-        whole = size + HUGE_PAGE_BYTES
+        whole = size + _HUGE_PAGE_BYTES
         self._end = weakref.finalize(addresses, libc().munmap, reserved, whole)
         self._end.atexit = False
 
@@ -151,7 +151,7 @@ def _reserve(slot_bytes: int, num_slots: int) -> tuple[int, int]:
     """Return an address with room to round it up, and how many slots could be had there."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     while True:
-        size = slot_bytes * num_slots + HUGE_PAGE_BYTES
+        size = slot_bytes * num_slots + _HUGE_PAGE_BYTES
         address = libc().mmap(None, size, _PROT_NONE, flags, -1, 0)
         if address not in (None, _FAILED):
             return address, num_slots

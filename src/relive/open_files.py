@@ -13,16 +13,10 @@ from pathlib import Path
 from relive import files
 from relive.libc import libc
 
-__all__ = ["HUGE_PAGE_BYTES", "AppendFile", "GrowingFile"]
+__all__ = ["AppendFile", "GrowingFile"]
 
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 _WRITE_OUT_BYTES = 8 << 20
-
-HUGE_PAGE_BYTES = 2 << 20
-"""In pieces of this size files are padded, and the slots of an address range begin."""
-
-_PADDED_FROM = 4 * HUGE_PAGE_BYTES  # small files fit the processor's tables in any case
-_ZEROS = bytes(HUGE_PAGE_BYTES)
 
 
 class AppendFile:
@@ -111,21 +105,15 @@ class GrowingFile:
             OSError: The disk refused.
         """
         self._path = path
-        self._end = self._padded_end = 0  # of what was written, and of the zeros behind it
         self._written = 0  # since the kernel was last told to begin
         self._descriptor = _open_to_write(path, os.O_CREAT | os.O_EXCL if is_new else 0)
 
-    def write_at(
-        self, start: int, block: memoryview | bytes, *, in_huge_pages: bool = False
-    ) -> None:
+    def write_at(self, start: int, block: memoryview | bytes) -> None:
         """Write a block.
 
         Args:
             start: Where it begins: the end that the caller keeps.
             block: Bytes.
-            in_huge_pages: Whether zeros may follow it up to the next multiple of 2 MiB, until
-                `close`. What is first written in such pieces the page cache of Linux holds in
-                pieces as large, and random rows then cost three quarters of the time to read.
 
         Raises:
             OSError: The disk refused; the file is cut at `start` again.
@@ -135,35 +123,22 @@ class GrowingFile:
             self._descriptor = _open_to_write(self._path)
         if not os.fstat(self._descriptor).st_nlink:
             raise FileNotFoundError(errno.ENOENT, "it was removed", str(self._path))
-        view = memoryview(block)
-        end = start + len(view)
-        page = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES  # the first that is new
+        done, view = 0, memoryview(block)
         try:
-            if in_huge_pages and _PADDED_FROM <= page < end and hasattr(os, "pwritev"):
-                _write_all(self._descriptor, view[: page - start], start)
-                self._write_padded(view[page - start :], page)
-            else:
-                _write_all(self._descriptor, view, start)
+            while done < len(view):
+                if hasattr(os, "pwrite"):
+                    done += os.pwrite(self._descriptor, view[done:], start + done)
+                else:
+                    os.lseek(self._descriptor, start + done, os.SEEK_SET)
+                    done += os.write(self._descriptor, view[done:])
         except BaseException:  # Ctrl+C among others: what is cut short takes no room
-            self._end = self._padded_end = start
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, start)
             raise
-        self._end = end
         self._written += len(view)
         if self._written >= _WRITE_OUT_BYTES:
             _begin_write_out(self._descriptor, start + len(view) - self._written, self._written)
             self._written = 0
-
-    def _write_padded(self, view: memoryview, page: int) -> None:
-        """Write at the begin of a page, and zeros up to the end of one if there is room."""
-        padding = -len(view) % HUGE_PAGE_BYTES
-        self._padded_end = page + len(view) + padding
-        try:
-            done = os.pwritev(self._descriptor, [view, _ZEROS[:padding]], page)
-        except OSError:  # perhaps there is room for what matters
-            done = 0
-        _write_all(self._descriptor, view[done:], page + done)
 
     def sync(self) -> None:
         """Make what was written survive a power loss."""
@@ -175,22 +150,8 @@ class GrowingFile:
     def close(self) -> None:
         """Close the file, until it is written to again; twice is fine."""
         if self._descriptor >= 0:
-            if self._padded_end > self._end:
-                with contextlib.suppress(OSError):  # then zeros stay, which nobody reads
-                    os.ftruncate(self._descriptor, self._end)
-                self._padded_end = self._end
             os.close(self._descriptor)
             self._descriptor = -1
-
-
-def _write_all(descriptor: int, view: memoryview, start: int) -> None:
-    done = 0
-    while done < len(view):
-        if hasattr(os, "pwrite"):
-            done += os.pwrite(descriptor, view[done:], start + done)
-        else:
-            os.lseek(descriptor, start + done, os.SEEK_SET)
-            done += os.write(descriptor, view[done:])
 
 
 def _begin_write_out(descriptor: int, start: int, size: int) -> None:

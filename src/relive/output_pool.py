@@ -78,6 +78,7 @@ class OutputPool:
         """In a forked child: forget every block, and what other threads were doing."""
         self._lock = Lock()
         self._shapes: dict[object, _Shape] = {}
+        self._asked: dict[tuple[int, int], tuple[_Shape, Wants]] = {}  # by identity
         self._num_bytes = 0
 
     def take(self, num_rows: int, columns: Wants) -> Outputs:
@@ -85,13 +86,12 @@ class OutputPool:
 
         Args:
             num_rows: N, may be 0.
-            columns: What a row has.
+            columns: What a row has; it must not change afterwards.
 
         Raises:
             MemoryError: A new block was needed, and there is no memory for it.
         """
-        key = (num_rows, tuple(columns.items()))
-        shape = self._shapes.get(key)
+        shape = self._shape_of(num_rows, columns)
         if shape is not None:
             shape.last_asked = next(self._clock)
             for block in shape.blocks:
@@ -103,10 +103,21 @@ class OutputPool:
         if block.num_bytes <= self._max_bytes and self._lock.acquire(blocking=False):
             # Else another thread is here, or what this call interrupted: this block is not kept.
             try:
-                self._keep(key, block)
+                self._keep(_key_of(num_rows, columns), block)
             finally:
                 self._lock.release()
         return outputs
+
+    def _shape_of(self, num_rows: int, columns: Wants) -> _Shape | None:
+        shape, of = self._asked.get((num_rows, id(columns)), (None, None))
+        if shape is not None and of is columns and shape.blocks:
+            return shape  # to hash all that the columns are would take a third of a call
+        shape = self._shapes.get(_key_of(num_rows, columns))
+        if shape is not None:
+            if len(self._asked) >= _MOST_SHAPES:
+                self._asked.clear()
+            self._asked[num_rows, id(columns)] = shape, columns
+        return shape
 
     def _keep(self, key: object, block: _Block) -> None:
         shape = self._shapes.setdefault(key, _Shape(next(self._clock)))
@@ -128,6 +139,10 @@ class OutputPool:
     def _forget(self, shape: _Shape, block: _Block) -> None:
         shape.blocks = tuple(one for one in shape.blocks if one is not block)
         self._num_bytes -= block.num_bytes
+
+
+def _key_of(num_rows: int, columns: Wants) -> object:
+    return num_rows, tuple(columns.items())
 
 
 class _Shape:

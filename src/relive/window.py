@@ -65,14 +65,16 @@ class Window:
     bins: BinsView | None = field(default=None, repr=False)
     """Finds the trajectory of a row when there are many."""
 
-    @property
-    def num_rows(self) -> int:
-        """Rows in the window."""
-        return int(self.ends[-1]) - self._base if len(self.ends) else 0
+    num_rows: int = field(init=False)
+    """Rows in the window."""
+    base: int = field(init=False)
+    """Ordinal of its first row."""
 
-    @property
-    def _base(self) -> int:
-        return int(self.ends[0]) - int(self.counts[0])
+    def __post_init__(self) -> None:
+        """Work out what each draw asks for."""
+        base = int(self.ends[0]) - int(self.counts[0]) if len(self.ends) else 0
+        object.__setattr__(self, "base", base)
+        object.__setattr__(self, "num_rows", int(self.ends[-1]) - base if len(self.ends) else 0)
 
     @property
     def places(self) -> NDArray[np.int64]:
@@ -84,8 +86,8 @@ class Window:
         if not len(numbers):
             return Located(self, numbers, ordinals=numbers)
         if self.rows_each:
-            return Located(self, numbers // self.rows_each, ordinals=numbers + self._base)
-        ordinals = numbers + self._base
+            return Located(self, numbers // self.rows_each, ordinals=numbers + self.base)
+        ordinals = numbers + self.base
         return Located(self, self._find(ordinals), ordinals=ordinals)
 
     def _find(self, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:

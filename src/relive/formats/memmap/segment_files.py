@@ -262,12 +262,8 @@ class SegmentWriter:
             )
         )
 
-    def append(self, packed: Packed, *, in_huge_pages: bool) -> dict[str, int]:
+    def append(self, packed: Packed) -> dict[str, int]:
         """Write a trajectory behind those that are there; there must be room.
-
-        Args:
-            packed: The trajectory.
-            in_huge_pages: As in `GrowingFile.write_at`, for rows and frames.
 
         Returns:
             Its location.
@@ -286,20 +282,19 @@ class SegmentWriter:
             start = ends.frames[place]
             location |= {f"frame_{place}": start, f"num_frames_{place}": len(frames)}
             packed.records[group.name] += start
-            self._files[group.file_name].write_at(
-                start * group.frame_bytes, frames.reshape(-1).data, in_huge_pages=in_huge_pages
-            )
+            self._write(group.file_name, start * group.frame_bytes, frames.reshape(-1).data)
         for name, table in packed.tables.items():
             assert self._texts is not None, "the layout has text columns"
             codes = self._texts.codes(table).astype(np.uint32)
             packed.records[name] = codes[packed.records[name]]
-        self._files[SIDE_NAME].write_at(ends.side_bytes, packed.side)
-        self._files[ROWS_NAME].write_at(
-            ends.rows * spec.stride, packed.records.view("u1").data, in_huge_pages=in_huge_pages
-        )
+        self._write(SIDE_NAME, ends.side_bytes, packed.side)
+        self._write(ROWS_NAME, ends.rows * spec.stride, packed.records.view("u1").data)
         self.ends = Ends.after(location, len(packed.records), len(spec.groups))
         self.num_trajectories += 1
         return location
+
+    def _write(self, name: str, start: int, block: memoryview | bytes) -> None:
+        self._files[name].write_at(start, block)
 
     def sync(self) -> None:
         """Make what was appended survive a power loss.

@@ -146,7 +146,6 @@ class SegmentFolder:
             if writer is None:
                 return False
             if writer.size_bytes <= small_bytes:
-                self._writers.rest(segment)
                 return True
             self.seal(segment)
             return False

@@ -74,8 +74,7 @@ class SegmentWriters:
         self._writers[spec] = writer
         for resting in list(self._writers.values())[:-_MOST_OPEN]:
             resting.close()
-        # what is synced at once would be written twice, first as zeros
-        location = writer.append(packed, in_huge_pages=not sync)
+        location = writer.append(packed)
         if sync:
             writer.sync()
         return location
@@ -111,12 +110,6 @@ class SegmentWriters:
     def of(self, segment: int) -> SegmentWriter | None:
         """Return who still writes to a segment."""
         return next((one for one in self._writers.values() if one.number == segment), None)
-
-    def rest(self, segment: int) -> None:
-        """Let a segment's files end where they are in use, until more is appended."""
-        writer = self.of(segment)
-        if writer is not None:
-            writer.close()
 
     def seal(self, segment: int) -> None:
         """Write to a segment no more; it never changes from now on."""
