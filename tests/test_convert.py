@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 import relive
 from buffers import ks_of
 from programs import run_program
+from relive import Trajectory, TrajectoryReplayBuffer
 from relive.errors import (
     CorruptFileError,
     InvalidArgumentError,
@@ -154,6 +155,31 @@ class TestRefusals:
         with pytest.raises(CorruptFileError, match="trajectory 2"):
             relive.convert(store, tmp_path / "target")
         assert sorted(p.name for p in tmp_path.iterdir()) == ["saved", "store"]
+
+    @pytest.mark.parametrize("kind", ["pt", "memmap"])
+    def test_a_checkpoint_that_is_replaced_meanwhile_is_read_again(
+        self, kind: str, tmp_path: Path
+    ) -> None:
+        def save(columns: tuple[str, ...]) -> None:
+            with TrajectoryReplayBuffer(trajectory_format=kind) as buffer:
+                for k in range(4):
+                    one = traj(k)
+                    fields = {name: getattr(one, name) for name in columns}
+                    buffer.add_trajectories([Trajectory(**fields)])
+                buffer.save_checkpoint(tmp_path / "replaced")
+
+        def replace_once(done: int, of: int) -> None:
+            told.append(done)
+            if told == [1, 2]:
+                save(("rewards",))
+
+        told: list[int] = []
+        save(("rewards", "actions"))
+        num = relive.convert(tmp_path / "replaced", tmp_path / "new", progress=replace_once)
+        assert (num, told[-4:]) == (4, [1, 2, 3, 4])
+        with TrajectoryReplayBuffer(sample_window_size=0) as loaded:
+            loaded.load_checkpoint(tmp_path / "new")
+            assert len(loaded) == 4
 
     def test_a_full_disk_leaves_nothing_of_the_target(
         self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

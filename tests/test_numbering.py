@@ -90,6 +90,14 @@ class TestShares:
         given_ids.sort()
         assert all(stop <= begin for (_, stop), (begin, _) in pairwise(given_ids))
 
+    @pytest.mark.parametrize("start", [(1 << 40) - 5, (3 << 40) - 1, 7 << 40])
+    def test_a_block_that_is_almost_used_up_is_left(self, start: int) -> None:
+        ranks = [Numbering(0, next_row_id=start).for_rank(rank, 2) for rank in range(2)]
+        shares = [(rank.next_row_id, rank.after(1 << 39).next_row_id) for rank in ranks]
+        assert all(begin >= start for begin, _ in shares)
+        (_, stop), (begin, _) = sorted(shares)
+        assert stop <= begin
+
 
 class TestNumberingAsJson:
     def test_it_is_read_back_the_same(self) -> None:

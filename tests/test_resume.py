@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -78,6 +79,38 @@ class TestSeed:
         with resume(tmp_path / "store") as again:
             assert again.seed == 8
 
+    def test_counters_taken_over_are_kept_too(self, tmp_path: Path) -> None:
+        with TrajectoryReplayBuffer(seed=8) as other:
+            other.add_trajectories([traj(k) for k in range(3)])
+            state = other.state_dict()
+        buffer = open_store(tmp_path / "store")
+        buffer.load_state_dict(state)
+        buffer.flush()
+        assert buffer._store.disk is not None
+        buffer._store.disk.abandon()
+        with resume(tmp_path / "store") as again:
+            assert again.trajectory_counter == 3
+            assert again.add_trajectories([traj(3)]) == [3]
+            assert again.sample(1, return_info=True)[1].row_ids.min() >= state["next_row_id"]
+
+    def test_a_forked_copy_that_takes_one_over_waits_for_nobody(self, tmp_path: Path) -> None:
+        program = (
+            "import os, sys, threading\n"
+            "from buffers import open_store\n"
+            "from trajectories import traj\n"
+            "with open_store(sys.argv[1]) as buffer:\n"
+            "    buffer.add_trajectories([traj(0)])\n"
+            "    buffer.flush()\n"
+            "    with buffer._store.disk.writer._condition:  # as another thread may hold it\n"
+            "        child = os.fork()\n"
+            "        if not child:\n"
+            "            buffer.load_state_dict(buffer.state_dict())\n"
+            "            buffer.sample(3)\n"
+            "            os._exit(0)\n"
+            "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        )
+        assert run_program(program, tmp_path / "store").strip() == "0"
+
     def test_a_file_that_cannot_be_read_costs_the_draws_alone(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -117,6 +150,16 @@ class TestOpenStores:
                 assert len(other) == 1
             buffer.load_checkpoint(tmp_path / "store")  # its own: all of it is stored
         assert relive.convert(tmp_path / "store", tmp_path / "closed", kind) == 1
+
+
+class TestIndexFile:
+    def test_that_of_a_killed_store_is_complete_after_a_flush(self, tmp_path: Path) -> None:
+        leave(tmp_path / "store", is_killed=True)
+        (tmp_path / "store" / "trajectory_index.json").unlink(missing_ok=True)
+        with resume(tmp_path / "store") as again:
+            again.flush()
+            index = json.loads((tmp_path / "store" / "trajectory_index.json").read_text())
+            assert index["trajectory_id_list"] == list(range(5))
 
 
 class TestCheckpoints:

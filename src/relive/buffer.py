@@ -200,7 +200,8 @@ class TrajectoryReplayBuffer(BufferReader):
                 disk.abandon()
                 raise
         if disk is not None:
-            disk.note_state()  # before the first trajectory: a killed store keeps its seed
+            # before the first trajectory: a killed store keeps its seed
+            disk.note_state(store.index.numbering)
         self._forking = Forking(store, draws)
         watch_forks(self._forking)
         if disk is not None:
@@ -480,7 +481,7 @@ class TrajectoryReplayBuffer(BufferReader):
         elif saved is not None:
             self._draws.go_on_from(saved, counter)
         if self._store.disk is not None:
-            self._store.disk.note_state()
+            self._store.disk.note_state(self._store.index.numbering)
         if num_aside:
             is_one = num_aside == 1
             warn(

@@ -349,7 +349,7 @@ class BufferReader:
         self._store.move_numbering(saved.next_trajectory_id, saved.next_row_id)  # may refuse
         self._draws.load(saved)
         if self._store.disk is not None:
-            self._store.disk.note_state()
+            self._store.disk.note_state(self._store.index.numbering)
 
 
 def _as_array(row_ids: Any) -> NDArray[Any]:

@@ -7,6 +7,7 @@ thread changes the folder.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,6 +65,7 @@ class Disk:
         Raises:
             StorageError: The disk refused.
         """
+        self._process = os.getpid()
         self.folder = opened.folder
         """Where everything lies."""
         self.formats = formats
@@ -78,7 +80,7 @@ class Disk:
         """Does it all, one thing after the other."""
         self._forgotten: dict[int, Record] = {}  # as they were stored, until they are removed
         self._unsynced = Unsynced()
-        self._is_exported = True  # as far as anything is new
+        self._is_exported = opened.found is None or opened.found.was_closed
         self._is_in_place = True
         self._next_export_at = 0.0
         self._is_closed = False
@@ -195,14 +197,24 @@ class Disk:
                 self.formats.of(record).remove(self.folder, record)
             raise
 
-    def note_state(self) -> None:
-        """Queue the writing of `metadata.json` alone, which says the seed among other things."""
+    def note_state(self, numbering: Numbering) -> None:
+        """Queue a note of the buffer's state, its seed among other things.
+
+        A forked copy, whose state is its own, notes nothing.
+
+        Args:
+            numbering: Ids of the next trajectory.
+        """
 
         def run() -> None:
+            # others may have added since it was looked at
+            noted = self._journal.contents.numbering
+            self._journal.set_numbering(noted.not_before(numbering))
             path = self.folder / METADATA_NAME
             write_metadata(path, self._metadata(self._journal.contents), sync=False)
 
-        self.writer.submit(Job("metadata.json", run))
+        if os.getpid() == self._process:
+            self.writer.submit(Job("metadata.json", run))
 
     def sync_now(self) -> None:
         """Put everything stored so far on the disk, and wait for it.

@@ -90,9 +90,10 @@ class Numbering:
         Raises:
             InvalidArgumentError: No row id is left for this rank.
         """
-        first_row = self.next_row_id
-        if local_rank:
-            first_row = (first_row // _RANK_SPACING + local_rank) * _RANK_SPACING
+        block, used = divmod(self.next_row_id, _RANK_SPACING)
+        if used > _RANK_SPACING // 2:  # what is left of it would not last
+            block, used = block + 1, 0
+        first_row = (block + local_rank) * _RANK_SPACING + (0 if local_rank else used)
         if first_row > MAX_ROW_ID - _RANK_SPACING:
             raise InvalidArgumentError(
                 f"row id {first_row} of rank {local_rank} leaves too few below int64's largest, "

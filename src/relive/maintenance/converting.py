@@ -50,7 +50,8 @@ def convert(
         target: A folder that is not there yet, or is empty.
         trajectory_format: Of the target: "pt", "pkl", "memmap", or a format object.
         allow_pickle: Whether "pkl" files may hold more than tensors and plain containers.
-        progress: Called with the number of trajectories written and of all, after each.
+        progress: Called with the number of trajectories written and of all, after each; from 1 on
+            again when the source was replaced meanwhile.
 
     Returns:
         How many trajectories were written.
@@ -73,12 +74,15 @@ def convert(
             "another path",
             path=str(end),
         )
-    with FormatSet(trajectory_format, allow_pickle=allow_pickle) as formats:
-        num = rereading(
-            start, lambda: _convert(read_checkpoint(start, formats), start, end, formats, progress)
-        )
-        warn_of_writers(start)
-        return num
+
+    def read_and_write() -> int:
+        # anew each time: what was got to know of a folder that was replaced holds no more
+        with FormatSet(trajectory_format, allow_pickle=allow_pickle) as formats:
+            return _convert(read_checkpoint(start, formats), start, end, formats, progress)
+
+    num = rereading(start, read_and_write)
+    warn_of_writers(start)
+    return num
 
 
 def _convert(
