@@ -28,8 +28,8 @@ from relive.record_table import RecordTable
 __all__ = ["IndexWriter"]
 
 _SLICE = 20  # records or layouts encoded between two chances for other threads to run
-_COPIED = 200  # and records whose text is there already
-_RUN = 1000  # and such records in one piece
+_COPIED = 100  # and records whose text is there already
+_RUN = 250  # and such records in one piece
 _POWERS_OF_10 = 10 ** np.arange(1, 19)
 
 
@@ -105,7 +105,7 @@ class IndexWriter:
         yield LIST
         ids = iter(records)
         separator = ""
-        while numbers := list(islice(ids, 100 * _SLICE)):
+        while numbers := list(islice(ids, 15 * _SLICE)):
             yield (separator + ", ".join(map(str, numbers))).encode("ascii")
             separator = ", "
             self._between_slices()
