@@ -241,15 +241,15 @@ class TestColdRows:
         def note_told(first: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
             steps.append(("told", len(first)))
 
-        def note_taken(table: Any, number: int, rows: NDArray[np.int64], outputs: Any) -> None:
+        def note_taken(table: Any, number: int, rows: NDArray[np.int64], outputs: Any) -> int:
             steps.append(("taken", len(rows)))
-            take_rows(table, number, rows, outputs)
+            return copy(table, number, rows, outputs)
 
-        take_rows = tables.MappedTable._take_rows
+        copy = tables.MappedTable._copy
         store.turn_on()
         monkeypatch.setattr(tables, "_CHUNK_BYTES", 50 * 4 * WIDE)  # 50 rows
         monkeypatch.setattr(tables, "announce", note_told)
-        monkeypatch.setattr(tables.MappedTable, "_take_rows", note_taken)
+        monkeypatch.setattr(tables.MappedTable, "_copy", note_taken)
         check_rows(store.buffer.gather(np.arange(320)))
         del steps[:2]  # of the records, which are small
         assert [num for kind, num in steps if kind == "told"] == [50] * 6 + [20]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -64,6 +64,10 @@ class BatchPlan:
     """Those of them that the caller does not get."""
     plain: frozenset[str]
     """Those of the others that are handed over as they are."""
+    framework: Framework
+    """What batches are made of."""
+    wrap_plain: Callable[[NDArray[Any]], Any]
+    """Makes such a column what the caller gets."""
 
     @classmethod
     def of(
@@ -96,6 +100,8 @@ class BatchPlan:
             texts=tuple(name for name, spec in specs.items() if spec.dtype == TEXT),
             only_read=frozenset(needed) - frozenset(names),
             plain=frozenset(name for name in names if has_numpy_type(specs[name].dtype)),
+            framework=framework,
+            wrap_plain=plain_wrapper(framework),
         )
 
 
@@ -141,7 +147,6 @@ def build_batch(
     columns: Mapping[str, NDArray[Any]],
     tables: Mapping[str, Sequence[str]],
     plan: BatchPlan,
-    framework: Framework,
     text: TextForm,
 ) -> Tree:
     """Return the nested dict of a batch; its arrays become the caller's.
@@ -149,14 +154,13 @@ def build_batch(
     Args:
         columns: Flat names to arrays `[N, ...]` in storage types.
         tables: Of each text column its table.
-        plan: Says which of them the caller gets, and their element types.
-        framework: What to make of the arrays.
+        plan: Says which of them the caller gets, and what is made of them.
         text: What to make of text columns: lists of strings, or int64 codes.
     """
     flat: dict[str, Any] = {}
-    wrap_plain = plain_wrapper(framework)
+    plain, wrap_plain, framework = plan.plain, plan.wrap_plain, plan.framework
     for name, values in columns.items():
-        if name in plan.plain:
+        if name in plain:
             flat[name] = wrap_plain(values)
         elif name in plan.only_read:
             continue

@@ -45,7 +45,7 @@ class BufferReader:
         self._store = store
         self._sample_window_size = sample_window_size
         self._draws = draws
-        self._plans: dict[tuple[tuple[str, ...] | None, tuple[str, ...]], BatchPlan] = {}
+        self._plans: dict[tuple[tuple[str, ...] | None, ...], BatchPlan] = {}
         self._framework: Framework = framework
 
     @property
@@ -126,19 +126,19 @@ class BufferReader:
             TimeLimitError: A load, or `close`, did not end.
             ClosedError: The buffer is closed.
         """
-        self._store.check_open()
         num_chunks = checked_count("num_chunks", num_chunks)
         if num_chunks > _MOST_CHUNKS:
             raise InvalidArgumentError(
                 f"num_chunks is {num_chunks}, but must be at most {_MOST_CHUNKS}; draw more often"
             )
-        check_kind("return_info", return_info, bool)
+        if return_info is not False:
+            check_kind("return_info", return_info, bool)
         if text not in ("strings", "codes") or (text == "codes" and not return_info):
             raise InvalidArgumentError(
                 f"text is {text!r}, but must be 'strings', or 'codes' with return_info=True; codes "
                 "need the tables in info.texts"
             )
-        with self._store.view(self.sample_window_size) as view:
+        with self._store.view(self._sample_window_size) as view:
             if not view.window.num_rows or view.schema is None:
                 raise EmptyBufferError(
                     "the window has no row, but a draw needs one; call add_trajectories() first"
@@ -148,17 +148,20 @@ class BufferReader:
             rows, tables = self._store.gather(draw.located, plan)
             info = self._info(draw, tables) if return_info else None
         rows = self._draws.sampler.finish(rows, draw)
-        batch = build_batch(rows, tables, plan, self._framework, text)
+        batch = build_batch(rows, tables, plan, text)
         return batch if info is None else (batch, info)
 
     def _plan(
         self, schema: Schema, columns: Sequence[str] | None, needs: Sequence[str] = ()
     ) -> BatchPlan:
         """Return what batches of these columns are made of; the same as before if it still is."""
-        is_named = isinstance(columns, (list, tuple)) and all(isinstance(n, str) for n in columns)
-        if columns is not None and not is_named:  # no key, and most likely refused
-            return BatchPlan.of(schema, columns, needs, self._framework)
-        key = (None if columns is None else tuple(columns), tuple(needs))
+        key: tuple[tuple[str, ...] | None, ...] = (None, tuple(needs))
+        if columns is not None:
+            if not isinstance(columns, (list, tuple)) or not all(
+                isinstance(name, str) for name in columns
+            ):  # no key, and most likely refused
+                return BatchPlan.of(schema, columns, needs, self._framework)
+            key = (tuple(columns), tuple(needs))
         plan = self._plans.get(key)
         if plan is None or plan.schema is not schema:
             plan = BatchPlan.of(schema, columns, needs, self._framework)
@@ -216,7 +219,7 @@ class BufferReader:
             plan = self._plan(view.schema, columns)
             located = view.window.locate(ids.astype(np.int64))
             batch, tables = self._store.gather(located, plan)
-        return build_batch(batch, tables, plan, self._framework, "strings")
+        return build_batch(batch, tables, plan, "strings")
 
     def trajectory(self, trajectory_id: int) -> Trajectory:
         """Return one trajectory, bit-equal to what was added, T + E flag rows included.

@@ -81,7 +81,8 @@ class Disk:
         self._forgotten: dict[int, Record] = {}  # as they were stored, until they are removed
         self._unsynced = Unsynced()
         self._is_exported = opened.found is None or opened.found.was_closed
-        self._is_in_place = True
+        self.is_in_place = True
+        """Whether all files are where they are read."""
         self._next_export_at = 0.0
         self._is_closed = False
         self.writer.start()
@@ -107,7 +108,7 @@ class Disk:
         Raises:
             StorageWriteError: The last load could not move all files into place.
         """
-        if not self._is_in_place:
+        if not self.is_in_place:
             raise StorageWriteError(
                 f"files that the last load brought into {str(self.folder)!r} are not all in their "
                 "places, but rows are read from there; make room on the disk and call flush()",
@@ -309,7 +310,7 @@ class Disk:
             leaving.extend(record for record in present if record.trajectory_id not in stays)
             order = [record.trajectory_id for record in records]
             self._journal.load(loaded, kept, order, numbering, schema, incoming.name)
-            self._is_in_place = False
+            self.is_in_place = False
             until_then = "all is loaded, but can be read only when its files are in their places"
             self.writer.submit(Job("the loaded index", move, until_then=until_then))
             on_noted()  # after it, for limits may remove files that are still to be moved
@@ -320,7 +321,7 @@ class Disk:
             finish_moves(self.folder, self.formats, loaded, incoming.name)
             self._journal.mark_moved()
             self.formats.take_up(self.folder, Index.over(self._journal.contents.records))
-            self._is_in_place = True
+            self.is_in_place = True
             self._is_exported = False
             self._export(is_closing=False)
 

@@ -46,6 +46,7 @@ class FormatSet:
         self.own = own
         """The format of new trajectories."""
         self._by_name = {self.own.name: self.own}
+        self._placed: PlacedFormat | None = None  # so that each batch need not look for it
 
     def named(self, name: str) -> Format:
         """Return a format by name.
@@ -60,9 +61,11 @@ class FormatSet:
     @property
     def placed(self) -> PlacedFormat:
         """The format whose records have a place (`Record.place`)."""
-        form = self.named("memmap")
-        assert isinstance(form, PlacedFormat), "it is ours"
-        return form
+        if self._placed is None:
+            form = self.named("memmap")
+            assert isinstance(form, PlacedFormat), "it is ours"
+            self._placed = form
+        return self._placed
 
     def with_files(self, name: str) -> FileFormat:
         """Return a format by name that has a file for each trajectory.
@@ -116,6 +119,7 @@ class FormatSet:
         """Become a forked child's copy: formats of ours are made anew, as they were made."""
         for name in [name for name in self._by_name if name in FORMATS]:
             self._by_name[name] = copy(self._by_name[name])
+        self._placed = None
         self.own = self._by_name[self.own.name]
 
     def __enter__(self: _FormatSet) -> _FormatSet:

@@ -40,11 +40,13 @@ _MOST_SHAPES = 64
 _PATIENCE = 32
 """How often a block is found held while others were needed, until another takes its place."""
 
+_NEVER = (None, None)
+
 _COUNTS_ARE_EXACT = "free-threading" not in sys.version
 """Without the global lock a count may be seen too low while others change it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outputs:
     """Where the rows of one batch go."""
 
@@ -91,7 +93,9 @@ class OutputPool:
         Raises:
             MemoryError: A new block was needed, and there is no memory for it.
         """
-        shape = self._shape_of(num_rows, columns)
+        shape, of = self._asked.get((num_rows, id(columns)), _NEVER)
+        if of is not columns or shape is None or not shape.blocks:
+            shape = self._shape_of(num_rows, columns)
         if shape is not None:
             shape.last_asked = next(self._clock)
             for block in shape.blocks:
@@ -109,9 +113,7 @@ class OutputPool:
         return outputs
 
     def _shape_of(self, num_rows: int, columns: Wants) -> _Shape | None:
-        shape, of = self._asked.get((num_rows, id(columns)), (None, None))
-        if shape is not None and of is columns and shape.blocks:
-            return shape  # to hash all that the columns are would take a third of a call
+        """Look a shape up by all that its columns are, which takes a third of a call."""
         shape = self._shapes.get(_key_of(num_rows, columns))
         if shape is not None:
             if len(self._asked) >= _MOST_SHAPES:
@@ -203,7 +205,8 @@ class _Block:
         # Hold first, count then: of several threads here at once, at most the last to hold sees
         # no other, and none that holds later does. So no lock is needed.
         held = list(self._owners)
-        return self.outputs() if _counts(held) == self._free_counts else None
+        counts = list(map(sys.getrefcount, held))  # as `_counts`, of which a call would be felt
+        return self.outputs() if counts == self._free_counts else None
 
     def outputs(self) -> Outputs:
         """Return outputs; the caller made sure that nobody holds the block."""

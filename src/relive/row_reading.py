@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from relive.batches import BatchPlan
 from relive.disk import Disk
-from relive.gather import RowBatch, RowSource, Wanted
+from relive.gather import Lacking, RowBatch, RowSource, Wanted
 from relive.output_pool import OutputPool, Outputs
 from relive.record import Record
 from relive.spec import Schema
@@ -52,42 +52,44 @@ def read_rows(
         CorruptFileError: A file is damaged.
         StorageError: The disk cannot read it.
     """
-    outputs = pool.take(len(located), plan.wants)
     places = located.places
-    groups: dict[str, list[TextGroup]] = {name: [] for name in plan.texts}
+    outputs = pool.take(len(places), plan.wants)
     # of `min` this is a quarter of the time
     others = _NONE if places[places.argmin()] >= 0 else np.flatnonzero(places < 0)
+    lacking: Lacking = {}
     if len(others) < len(places):
         assert disk is not None, "without a disk no trajectory has a place"
-        _fill_placed(outputs, plan, places, others, disk, groups)
-    if len(others):
-        _fill_others(outputs, plan, located, others, find, disk, groups)
-    tables = {name: merge_texts(outputs.columns[name], some) for name, some in groups.items()}
+        if len(others):
+            places[others] = places.max()  # any row, for now
+        lacking = disk.formats.placed.gather_placed(disk.folder, places, outputs)
+        for name, positions in lacking.items():
+            outputs.columns[name][positions] = _default(plan.schema, name)
+    by_trajectory = _fill_others(outputs, plan, located, others, find, disk) if len(others) else []
+    tables: dict[str, list[str]] = {}
+    for name in plan.texts:
+        default = plan.schema.defaults.get(name)
+        groups: list[TextGroup] = []
+        if len(others) < len(places):
+            assert disk is not None, "as above"
+            groups += _placed_texts(name, default, places, others, lacking, disk)
+        groups += [(one.positions, texts_in(one.record, name, default)) for one in by_trajectory]
+        tables[name] = merge_texts(outputs.columns[name], groups)
     return outputs.columns, tables
 
 
-def _fill_placed(
-    outputs: Outputs,
-    plan: BatchPlan,
+def _placed_texts(
+    name: str,
+    default: object,
     places: NDArray[np.int64],
     others: NDArray[np.int64],
+    lacking: Lacking,
     disk: Disk,
-    groups: dict[str, list[TextGroup]],
-) -> None:
-    """Fill all positions of a batch but some, which get any row for now."""
-    if len(others):
-        is_other = np.zeros(len(places), np.bool_)
-        is_other[others] = True
-        places[others] = places[np.argmin(is_other)]
-    form = disk.formats.placed
-    lacking = form.gather_placed(disk.folder, places, outputs)
-    for name, positions in lacking.items():
-        outputs.columns[name][positions] = _default(plan.schema, name)
-    for name, some in groups.items():
-        without = np.setdiff1d(lacking.get(name, _NONE), others)
-        some.append((without, all_the_same(str(plan.schema.defaults.get(name)))))
-        rest = np.setdiff1d(np.arange(len(places)), np.concatenate([others, without]))
-        some.extend(form.text_groups(disk.folder, places, rest))
+) -> Iterator[TextGroup]:
+    """Tell what the codes of a column stand for, at all positions of a batch but some."""
+    without = np.setdiff1d(lacking.get(name, _NONE), others)
+    yield without, all_the_same(str(default))
+    rest = np.setdiff1d(np.arange(len(places)), np.concatenate([others, without]))
+    yield from disk.formats.placed.text_groups(disk.folder, places, rest)
 
 
 def _fill_others(
@@ -97,9 +99,8 @@ def _fill_others(
     others: NDArray[np.int64],
     find: FindRows,
     disk: Disk | None,
-    groups: dict[str, list[TextGroup]],
-) -> None:
-    """Fill some positions of a batch, trajectory by trajectory."""
+) -> list[Wanted]:
+    """Fill some positions of a batch, trajectory by trajectory; return which these are."""
     batch = RowBatch(outputs, len(others))
     all_wanted: list[Wanted] = []
     from_files: dict[str, list[Wanted]] = {}
@@ -118,9 +119,7 @@ def _fill_others(
             if name not in wanted.record.layout:
                 batch.fill_default(wanted, name, _default(plan.schema, name))
     batch.finish()
-    for name, some in groups.items():
-        default = defaults.get(name)
-        some.extend((one.positions, texts_in(one.record, name, default)) for one in all_wanted)
+    return all_wanted
 
 
 def _default(schema: Schema, name: str) -> NDArray[Any]:

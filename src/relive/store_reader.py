@@ -32,16 +32,6 @@ __all__ = ["Resident", "StoreReader", "View"]
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """A window whose rows stay readable while it is held."""
-
-    window: Window
-    """The trajectories."""
-    schema: Schema | None
-    """What each of them has; None when there was none yet."""
-
-
-@dataclass(frozen=True, slots=True)
 class Resident:
     """A trajectory in memory because no file has it."""
 
@@ -51,21 +41,33 @@ class Resident:
     """Its columns as rows."""
 
 
-class _Held:
-    """Gives a view and its lease back when its block ends; a generator would take twice as long."""
+class View:
+    """A window whose rows stay readable until a block `with` it ends."""
 
-    __slots__ = ("_lease", "_store", "_view")
+    __slots__ = ("_lease", "_store", "schema", "window")
 
-    def __init__(self, store: StoreReader, lease: int, view: View) -> None:
+    def __init__(
+        self, store: StoreReader, lease: int, window: Window, schema: Schema | None
+    ) -> None:
+        """Take what was begun under the store's lock."""
         self._store = store
         self._lease = lease
-        self._view = view
+        self.window = window
+        """The trajectories."""
+        self.schema = schema
+        """What each of them has; None when there was none yet."""
 
     def __enter__(self) -> View:
-        return self._view
+        """Return the view itself."""
+        return self
 
     def __exit__(self, *_: object) -> None:
-        self._store._let_go(self._lease)
+        """Let go what only this view could still read."""
+        store = self._store
+        with store.lock:
+            store._leases.end(self._lease)
+            if store._is_replacing:  # only then somebody waits for it
+                store._changed.notify_all()
 
 
 class StoreReader:
@@ -135,7 +137,7 @@ class StoreReader:
             if record.trajectory_id not in self._cache:
                 self._hold(record, self.read(record.trajectory_id), has_file=True)
 
-    def view(self, size: int) -> _Held:
+    def view(self, size: int) -> View:
         """Return the newest trajectories, 0 = all, readable until a block `with` them ends.
 
         Raises:
@@ -147,15 +149,9 @@ class StoreReader:
             if self._is_replacing:
                 self._wait_for(lambda: not self._is_replacing, "a load or close() to end")
             self.check_open()
-            if self.disk is not None:
+            if self.disk is not None and not self.disk.is_in_place:
                 self.disk.check_in_place()
-            return _Held(self, self._leases.begin(), View(self.index.window(size), self.schema))
-
-    def _let_go(self, lease: int) -> None:
-        with self.lock:
-            self._leases.end(lease)
-            if self._is_replacing:  # only then somebody waits for it
-                self._changed.notify_all()
+            return View(self, self._leases.begin(), self.index.window(size), self.schema)
 
     def check_open(self) -> None:
         """Refuse what comes after `close`, or waited for its end.

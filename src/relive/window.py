@@ -189,7 +189,7 @@ class Located:
         Below 0 for rows of trajectories that lie in no segment.
         """
         places = self.window.origins.take(self.position)
-        places += self.ordinals
+        places += self.ordinals if self._ordinals is None else self._ordinals
         return places
 
 

@@ -27,7 +27,7 @@ from workloads import WORKLOADS
 
 KEPT_FILES = ("segment.json", "side.bin")
 """Of a segment, what is no rows."""
-TAKE_FROM = tables.MappedTable._take_from
+COPY = tables.MappedTable._copy
 """What `test_for_cold` puts back."""
 
 
@@ -106,7 +106,7 @@ class Adapter:
 
     def test_for_cold(self, is_on: bool) -> None:
         """Have rows taken as ever, or without finding out whether they were cold."""
-        tables.MappedTable._take_from = TAKE_FROM if is_on else _take_untested  # type: ignore[assignment, method-assign]  # what it costs is measured
+        tables.MappedTable._copy = COPY if is_on else _copy_untested  # type: ignore[assignment, method-assign]  # what it costs is measured
 
     def checkpoint(self, path: str) -> None:
         """Save a checkpoint."""
@@ -165,16 +165,17 @@ class Adapter:
         return relive.Trajectory(model_weights_id="weights", **fields)
 
 
-def _take_untested(
+def _copy_untested(
     table: tables.MappedTable,
     number: int,
-    places: NDArray[np.int64],
+    rows: NDArray[np.int64],
     outputs: Mapping[int, NDArray[Any]],
-) -> None:
-    """Stand in for `MappedTable._take_from`, of which this is the copying alone."""
+) -> int:
+    """Stand in for `MappedTable._copy`, of which this is the copying alone."""
     source = table._rows[number]
     for further, out in outputs.items():
-        source.take(places + further if further else places, 0, out, "clip")
+        source.take(rows + further if further else rows, 0, out, "clip")
+    return 0
 
 
 if __name__ == "__main__":

@@ -91,6 +91,9 @@ class MemmapFormat(PlacedFormat):
         return partial(type(self), segment_bytes=size, read_mode=mode), ()
 
     def _folder(self, folder: Path) -> SegmentFolder:
+        known = self._folders.get(folder)
+        if known is not None:  # as nearly always
+            return known
         with self._lock:
             if folder not in self._folders:
                 self._folders[folder] = SegmentFolder(folder, self._make_table, self._segment_bytes)

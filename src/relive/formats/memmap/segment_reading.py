@@ -81,18 +81,23 @@ class SegmentReader:
             OSError: A file cannot be read.
         """
         segments = segments_of(places)
-        for _ in range(2):  # unknown at first, and once more when another thread gave up mapping
-            with suppress(UnknownSegmentError):
-                return self._gather(segments, places, outputs)
-            self._get_to_know(np.unique(segments).tolist())
         try:
             return self._gather(segments, places, outputs)
-        except UnknownSegmentError as error:
-            raise CorruptFileError(
-                f"a segment of {str(self._folder)!r} went while it was read, but nothing may take "
-                "it away; look what else works on the folder",
-                path=str(self._folder),
-            ) from error
+        except UnknownSegmentError:  # as a few times only
+            return self._gather_unknown(segments, places, outputs)
+
+    def _gather_unknown(
+        self, segments: NDArray[np.int64], places: NDArray[np.int64], outputs: Outputs
+    ) -> Lacking:
+        for _ in range(2):  # once more when another thread gave up mapping
+            self._get_to_know(np.unique(segments).tolist())
+            with suppress(UnknownSegmentError):
+                return self._gather(segments, places, outputs)
+        raise CorruptFileError(
+            f"a segment of {str(self._folder)!r} went while it was read, but nothing may take it "
+            "away; look what else works on the folder",
+            path=str(self._folder),
+        )
 
     def _gather(
         self, segments: NDArray[np.int64], places: NDArray[np.int64], outputs: Outputs
@@ -101,8 +106,10 @@ class SegmentReader:
         if len(layouts) == 1:
             layout = layouts[0]
             layout.take(segments, places, outputs.items)
-            lacks = outputs.columns.keys() - layout.spec.names
-            return dict.fromkeys(lacks, np.arange(len(segments))) if lacks else {}
+            if outputs.columns.keys() <= layout.names:
+                return {}
+            lacks = outputs.columns.keys() - layout.names
+            return dict.fromkeys(lacks, np.arange(len(segments)))
         if segments.max() >= len(layout_of) or (layout_of[segments] < 0).any():
             raise UnknownSegmentError
         lacking: dict[str, list[NDArray[np.int64]]] = {}

@@ -35,6 +35,8 @@ class SegmentRows:
         """Begin without segments."""
         self.spec = spec
         """Their layout."""
+        self.names = spec.names
+        """Full names of their columns."""
         self.records = make_table(spec.stride, np.dtype((np.void, spec.stride)))
         """Their records."""
         self.frames = tuple(
@@ -95,23 +97,23 @@ class SegmentRows:
         # taken out meanwhile: a signal handler may sample in the middle of this
         kept = self._scratches.by_rows
         scratch = kept.pop(len(places), None) or _Scratch(self.spec, len(places))
-        self._take(scratch, segments, places, items)
+        self.records.take(segments, places, scratch.outputs)
+        for name, column in scratch.columns.items():
+            if name in items:
+                items[name][...] = column
+        if self.frames:
+            self._take_frames(scratch, segments, items)
         if scratch.records.nbytes <= _MOST_SCRATCH_BYTES:
             kept[len(places)] = scratch
             if len(kept) > _MOST_SCRATCHES:
                 del kept[next(iter(kept))]
 
-    def _take(
+    def _take_frames(
         self,
         scratch: _Scratch,
         segments: NDArray[np.int64],
-        places: NDArray[np.int64],
         items: Mapping[str, NDArray[Any]],
     ) -> None:
-        self.records.take(segments, places, {0: scratch.records})
-        for name, column in scratch.columns.items():
-            if name in items:
-                items[name][...] = column
         for table, group in zip(self.frames, self.spec.groups, strict=True):
             outputs = {
                 further: items[one.name]
@@ -134,10 +136,11 @@ class _Scratches(threading.local):
 class _Scratch:
     """Room for records, and views of their fields."""
 
-    __slots__ = ("columns", "positions", "records")
+    __slots__ = ("columns", "outputs", "positions", "records")
 
     def __init__(self, spec: SegmentSpec, num_rows: int) -> None:
         fields = spec.empty_records(num_rows)
         self.records = fields.view(np.dtype((np.void, spec.stride)))
+        self.outputs = {0: self.records}
         self.columns = {one.name: fields[one.name] for one in spec.fields if one.row_bytes}
         self.positions = {group.name: fields[group.name] for group in spec.groups}

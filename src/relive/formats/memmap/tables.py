@@ -220,50 +220,45 @@ class MappedTable(Table):
     def _take_from(
         self, number: int, rows: NDArray[np.int64], outputs: Mapping[int, NDArray[Any]]
     ) -> None:
-        if not self.announcer.is_on and len(rows) * self.row_bytes < _MANY_BYTES:
-            self._copy(number, rows, outputs)
-            return
-        if not self.announcer.is_on:
+        announcer = self.announcer
+        if not announcer.is_on and len(rows) * self.row_bytes >= _MANY_BYTES:
             # a sixteenth tells whether the others are cold too, before each of them is waited for
             first = len(rows) // 16
-            self._copy(number, rows[:first], {n: out[:first] for n, out in outputs.items()})
-            rows, outputs = rows[first:], {n: out[first:] for n, out in outputs.items()}
-        if self.announcer.is_on:
-            self._copy_announced(number, rows, outputs)
-        else:
-            self._copy(number, rows, outputs)
+            few = {further: out[:first] for further, out in outputs.items()}
+            announcer.learn(self._copy(number, rows[:first], few), first)
+            rows = rows[first:]
+            outputs = {further: out[first:] for further, out in outputs.items()}
+        copy = self._copy_announced if announcer.is_on else self._copy
+        found = copy(number, rows, outputs)
+        if found or announcer.is_on:
+            announcer.learn(found, len(rows))
+
+    def _copy(
+        self, number: int, rows: NDArray[np.int64], outputs: Mapping[int, NDArray[Any]]
+    ) -> int:
+        """Copy rows; return for how many pages this waited."""
+        source, before = self._rows[number], num_faults()
+        for further, out in outputs.items():
+            # "clip" skips a buffered copy: these rows are there
+            source.take(rows + further if further else rows, 0, out, "clip")
+        return num_faults() - before
 
     def _copy_announced(
         self, number: int, rows: NDArray[np.int64], outputs: Mapping[int, NDArray[Any]]
-    ) -> None:
-        """Copy cold rows a few at a time, while the disk reads the next ones."""
+    ) -> int:
+        """Copy cold rows a few at a time, while the disk reads the next ones, as `_copy` does."""
         bytes_each = len(outputs) * self.row_bytes
         starts = self._ranges[number].address + (rows + min(outputs)) * self.row_bytes
         first, ends = self.announcer.ranges(starts, bytes_each)
         step = max(1, _CHUNK_BYTES // bytes_each)
         chunks = [slice(one, one + step) for one in range(0, len(rows), step)]
-        before, num_told = num_faults(), 0
+        found = num_told = 0
         for at, chunk in enumerate(chunks):
             for told in chunks[num_told : at + _CHUNKS_AHEAD]:
                 announce(first[told], ends[told])
                 num_told += 1
-            self._take_rows(number, rows[chunk], {n: out[chunk] for n, out in outputs.items()})
-        self.announcer.learn(num_faults() - before, len(rows))
-
-    def _copy(
-        self, number: int, rows: NDArray[np.int64], outputs: Mapping[int, NDArray[Any]]
-    ) -> None:
-        before = num_faults()
-        self._take_rows(number, rows, outputs)
-        self.announcer.learn(num_faults() - before, len(rows))
-
-    def _take_rows(
-        self, number: int, rows: NDArray[np.int64], outputs: Mapping[int, NDArray[Any]]
-    ) -> None:
-        source = self._rows[number]
-        for further, out in outputs.items():
-            # "clip" skips a buffered copy: these rows are there
-            source.take(rows + further if further else rows, 0, out, "clip")
+            found += self._copy(number, rows[chunk], {n: out[chunk] for n, out in outputs.items()})
+        return found
 
     def close(self) -> None:
         """Unmap everything; see `Table.close`."""
