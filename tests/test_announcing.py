@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from buffers import open_store
 from relive import TrajectoryReplayBuffer, announcing
 from relive.announcing import Announcer, announce
-from relive.formats.memmap import tables
+from relive.formats.memmap import mapped_table
 from trajectories import WIDE, check_rows, same_trajectory, traj
 
 PAGE = 4096
@@ -214,7 +214,7 @@ class TestColdRows:
 
         assert not any(one.is_on for one in store.announcers)
         with monkeypatch.context() as patch:
-            patch.setattr(tables, "num_faults", num_faults)
+            patch.setattr(mapped_table, "num_faults", num_faults)
             check_rows(store.buffer.sample(256))
             assert all(one.is_on for one in store.announcers)
             # of many bytes a sixteenth is looked at first, and the others are told already
@@ -226,7 +226,7 @@ class TestColdRows:
             told = [now - then for now, then in zip(after, before, strict=True)]
             assert 240 <= told[0] <= 255  # of small rows some are left out
             assert told[1] == 256  # of wide ones the first page of some
-            patch.setattr(tables, "num_faults", lambda: 7)
+            patch.setattr(mapped_table, "num_faults", lambda: 7)
             check_rows(store.buffer.sample(256))
             assert not any(one.is_on for one in store.announcers)
             more = [one.num_announced for one in store.announcers]
@@ -245,18 +245,18 @@ class TestColdRows:
             steps.append(("taken", len(rows)))
             return copy(table, number, rows, outputs)
 
-        copy = tables.MappedTable._copy
+        copy = mapped_table.MappedTable._copy
         store.turn_on()
-        monkeypatch.setattr(tables, "_CHUNK_BYTES", 50 * 4 * WIDE)  # 50 rows
-        monkeypatch.setattr(tables, "announce", note_told)
-        monkeypatch.setattr(tables.MappedTable, "_copy", note_taken)
+        monkeypatch.setattr(mapped_table, "_CHUNK_BYTES", 50 * 4 * WIDE)  # 50 rows
+        monkeypatch.setattr(mapped_table, "announce", note_told)
+        monkeypatch.setattr(mapped_table.MappedTable, "_copy", note_taken)
         check_rows(store.buffer.gather(np.arange(320)))
         del steps[:2]  # of the records, which are small
         assert [num for kind, num in steps if kind == "told"] == [50] * 6 + [20]
         assert [num for kind, num in steps if kind == "taken"] == [50] * 6 + [20]
         ahead = np.cumsum([1 if kind == "told" else -1 for kind, _ in steps])
         assert ahead.min() == 0
-        assert ahead.max() == tables._CHUNKS_AHEAD
+        assert ahead.max() == mapped_table._CHUNKS_AHEAD
 
     def test_what_is_in_memory_turns_it_off_by_itself(self, store: Store) -> None:
         check_rows(store.buffer.gather(np.arange(1200)))  # all of it is read now

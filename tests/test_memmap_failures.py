@@ -24,7 +24,7 @@ from relive.errors import (
     StorageWriteError,
 )
 from relive.formats import MemmapFormat
-from relive.formats.memmap.tables import MappedTable
+from relive.formats.memmap.mapped_table import MappedTable
 from segments import segments_of
 from trajectories import address_of, check_rows, same_trajectory, traj, trajectory_files
 

@@ -28,8 +28,8 @@ from relive.errors import (
     TimeLimitError,
 )
 from relive.formats import MemmapFormat
+from relive.formats.memmap.mapped_table import MappedTable
 from relive.formats.memmap.segment_folder import SegmentFolder
-from relive.formats.memmap.tables import MappedTable
 from relive.journal import Journal
 from relive.record import PLACE_BITS
 from segments import segments_of

@@ -22,12 +22,12 @@ from alike import add_alike
 from protocol import serve
 from relive import disk as relive_disk
 from relive.folder import IfExists
-from relive.formats.memmap import tables
+from relive.formats.memmap.mapped_table import MappedTable
 from workloads import WORKLOADS
 
 KEPT_FILES = ("segment.json", "side.bin")
 """Of a segment, what is no rows."""
-COPY = tables.MappedTable._copy
+COPY = MappedTable._copy
 """What `test_for_cold` puts back."""
 
 
@@ -106,7 +106,7 @@ class Adapter:
 
     def test_for_cold(self, is_on: bool) -> None:
         """Have rows taken as ever, or without finding out whether they were cold."""
-        tables.MappedTable._copy = COPY if is_on else _copy_untested  # type: ignore[assignment, method-assign]  # what it costs is measured
+        MappedTable._copy = COPY if is_on else _copy_untested  # type: ignore[assignment, method-assign]  # what it costs is measured
 
     def checkpoint(self, path: str) -> None:
         """Save a checkpoint."""
@@ -166,7 +166,7 @@ class Adapter:
 
 
 def _copy_untested(
-    table: tables.MappedTable,
+    table: MappedTable,
     number: int,
     rows: NDArray[np.int64],
     outputs: Mapping[int, NDArray[Any]],

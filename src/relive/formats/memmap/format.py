@@ -21,7 +21,9 @@ from relive.errors import CorruptFileError, MissingFileError, StorageError, Unsu
 from relive.formats.base import Copier, Progress, no_progress
 from relive.formats.checking import check_snapshot, naming
 from relive.formats.layouts import layout_of
+from relive.formats.memmap.mapped_table import MappedTable
 from relive.formats.memmap.packing import RecordScratch, pack, spec_of, unpack, unpack_side
+from relive.formats.memmap.read_table import ReadTable
 from relive.formats.memmap.segment_files import (
     SEGMENTS_NAME,
     SIDE_NAME,
@@ -32,7 +34,7 @@ from relive.formats.memmap.segment_files import (
 from relive.formats.memmap.segment_folder import SegmentFolder
 from relive.formats.memmap.segment_rows import ROWS_NAME
 from relive.formats.memmap.segment_texts import TEXTS_NAME, read_texts
-from relive.formats.memmap.tables import MappedTable, ReadTable, Table
+from relive.formats.memmap.tables import Table
 from relive.formats.placed_format import PlacedFormat
 from relive.gather import Lacking, RowSource, row_source
 from relive.index import Index

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from relive import files
 from relive.errors import CorruptFileError
 from relive.formats.checking import naming
+from relive.formats.memmap.read_table import ReadTable
 from relive.formats.memmap.segment_files import Ends, SegmentHead, segment_path
 from relive.formats.memmap.segment_rows import MakeTable, SegmentRows
 from relive.formats.memmap.segment_spec import SegmentSpec
-from relive.formats.memmap.tables import ReadTable, Table, UnknownSegmentError
+from relive.formats.memmap.tables import Table, UnknownSegmentError
 from relive.gather import Lacking
 from relive.output_pool import Outputs
 from relive.record import Record, segments_of
