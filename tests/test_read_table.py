@@ -33,7 +33,7 @@ def taken(table: ReadTable, numbers: list[int]) -> list[int]:
     segments, rows = np.array(numbers) // 100, np.array(numbers) % 100
     out = np.zeros(len(numbers), "<i8")
     table.take(segments, (segments << PLACE_BITS) + rows, {0: out})
-    return out.tolist()
+    return list(map(int, out))
 
 
 def num_open_files(folder: Path) -> int:

@@ -71,9 +71,8 @@ class _Loading:
         assert self._disk is not None, "without a disk trajectories are held"
         if (name, source) not in self._copiers:
             form = self._formats.named(name)
-            copier = form.copier(
-                source, incoming, sync=True, store=self._disk.folder, progress=self._progress
-            )
+            form.prepare_incoming(incoming, self._disk.folder)
+            copier = form.copier(source, incoming, sync=True, progress=self._progress)
             self._copiers[name, source] = copier
         return self._copiers[name, source]
 

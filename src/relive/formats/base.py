@@ -149,7 +149,6 @@ class Format(ABC):
         target: Path,
         *,
         sync: bool,
-        store: Path | None = None,
         progress: Progress = no_progress,
     ) -> Copier:
         """Return what brings stored trajectories into another folder, sharing bytes if it can.
@@ -158,13 +157,13 @@ class Format(ABC):
             source: Where they lie.
             target: Where to; the caller syncs it afterwards.
             sync: Whether the bytes must survive a power loss.
-            store: Where they will be moved from the target later: they get names that are free
-                there. None keeps the names.
             progress: Called with the number of bytes copied since it was called last.
         """
 
     def prepare_incoming(self, incoming: Path, store: Path) -> None:  # noqa: B027 - likewise
-        """Let what is written into a folder get names that are free in the store it will move to.
+        """Let what comes into a folder get names that are free in the store it will move to.
+
+        Before, it keeps the names that it has.
 
         Args:
             incoming: The folder.

@@ -53,11 +53,9 @@ class FileFormat(Format):
         target: Path,
         *,
         sync: bool,
-        store: Path | None = None,
         progress: Progress = no_progress,
     ) -> Copier:
         """Return what copies files, sharing blocks where possible; see `Format.copier`."""
-        del store  # files are named by trajectory
 
         def copy(record: Record) -> Record:
             path = self.path(source, record)

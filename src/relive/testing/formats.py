@@ -196,7 +196,8 @@ class FormatConformance:
         mine = write_addressed(form, store, 1)
         theirs = self.make_format()
         record = write_addressed(theirs, other, 2)
-        brought = form.copier(other, incoming, sync=False, store=store)(record)
+        form.prepare_incoming(incoming, store)
+        brought = form.copier(other, incoming, sync=False)(record)
         form.move_to(incoming, brought, store)
         assert differences(form.read(store, mine), addressed(1)) == []
         assert differences(form.read(store, brought), addressed(2)) == []

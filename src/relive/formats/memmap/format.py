@@ -107,17 +107,13 @@ class MemmapFormat(PlacedFormat):
     def take_up(self, folder: Path, index: Index, limits: Limits | None = None) -> None:
         """Get to know a store; see `Format.take_up`."""
         window = index.window(0)
-        is_placed = window.places >= 0
-        order = np.argsort(window.places[is_placed])
-        segments = segments_of(window.places[is_placed][order])
-        numbers, starts, num_live = np.unique(segments, return_index=True, return_counts=True)
-        last = window.trajectory_ids[is_placed][order][starts + num_live - 1]
+        by_segment = _by_segment(window)
         known = self._folder(folder)
         if limits is not None:
             known.limits = limits
         known.take_up(
-            dict(zip(numbers.tolist(), num_live.tolist(), strict=True)),
-            [index.get(trajectory_id) for trajectory_id in last.tolist()],
+            {segment: len(mine) for segment, mine in by_segment},
+            [index.get(int(window.trajectory_ids[mine[-1]])) for _, mine in by_segment],
         )
 
     def check(self, snapshot: Snapshot) -> None:
@@ -214,11 +210,10 @@ class MemmapFormat(PlacedFormat):
         target: Path,
         *,
         sync: bool,
-        store: Path | None = None,
         progress: Progress = no_progress,
     ) -> Copier:
         """Return what links whole segments, each once; see `Format.copier`."""
-        known = self._folder(source)
+        known, there = self._folder(source), self._folder(target)
         numbers: dict[int, int] = {}
 
         def copy(record: Record) -> Record:
@@ -226,7 +221,7 @@ class MemmapFormat(PlacedFormat):
             with naming(self.path(source, record), record):
                 known.reader.check_whole(record)
             if segment not in numbers:
-                number = segment if store is None else self._folder(store).new_number()
+                number = there.new_number() if there.destination else segment
                 path = segment_path(target, number)
                 known.check_texts(segment)
                 is_growing = known.settle(segment, _SMALL_SEGMENT_BYTES)
@@ -237,7 +232,7 @@ class MemmapFormat(PlacedFormat):
                     files.sync_folder(path.parent)
                 numbers[segment] = number
             brought = replace(record, location={**record.location, "segment": numbers[segment]})
-            self._folder(target).count(brought)
+            there.count(brought)
             return brought
 
         return copy
@@ -282,14 +277,8 @@ class MemmapFormat(PlacedFormat):
 
     def wasteful(self, folder: Path, window: Window) -> list[list[int]]:
         """Return the trajectories of segments that hold others no more; see `Format.wasteful`."""
-        order = np.argsort(window.places, kind="stable")
-        order = order[np.searchsorted(window.places[order], 0) :]
-        segments = segments_of(window.places[order])
-        if not len(order):
-            return []
-        numbers, starts = np.unique(segments, return_index=True)
         known, found = self._folder(folder), []
-        for segment, mine in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
+        for segment, mine in _by_segment(window):
             with naming(segment_path(folder, segment)):
                 ends = known.ends(segment)
             if int(window.counts[mine].sum()) < ends.rows:
@@ -312,6 +301,15 @@ class MemmapFormat(PlacedFormat):
         """Unmap all segments; see `Format.close`."""
         for folder in list(self._folders):
             self.release(folder)
+
+
+def _by_segment(window: Window) -> list[tuple[int, NDArray[np.int64]]]:
+    """Return each segment's number and its trajectories' positions, as they lie in it."""
+    places = window.places
+    order = np.argsort(places, kind="stable")
+    order = order[np.searchsorted(places[order], 0) :]  # those without a place are the first
+    numbers, starts = np.unique(segments_of(places[order]), return_index=True)
+    return list(zip(numbers.tolist(), np.split(order, starts[1:]), strict=False))
 
 
 @contextlib.contextmanager
