@@ -676,7 +676,8 @@ class TestReadiness:
             await asyncio.sleep(0)
             buffer.close()
             with pytest.raises(ClosedError, match="the buffer is closed"):
-                await waiting
+                # long before its own limit, at which it would look too
+                await asyncio.wait_for(waiting, 60)
 
         asyncio.run(main())
 

@@ -119,21 +119,25 @@ class TestCompact:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with fill(tmp_path / "store") as buffer:
-            may_note, add = threading.Event(), Journal.add
+            is_written, may_note, add = threading.Event(), threading.Event(), Journal.add
+            found: list[list[list[int]]] = []
 
             def wait(self: Journal, *args: Any, **options: Any) -> Any:
+                is_written.set()
                 assert may_note.wait(60)
                 return add(self, *args, **options)
 
             monkeypatch.setattr(Journal, "add", wait)
             buffer.add_trajectories([traj(NUM, T=3, B=1)])
-            compacting = threading.Thread(target=buffer.compact)
-            compacting.start()
-            compacting.join(0.05)  # if it does not wait, it looks now
+            assert is_written.wait(60)
+            # `compact` waits before it asks for this, but another thread may add in between
+            looking = threading.Thread(target=lambda: found.append(buffer._store.wasteful()))
+            looking.start()
+            looking.join(0.05)  # if it does not wait, it looks now
             may_note.set()
-            compacting.join(60)
-            assert len(list((tmp_path / "store" / "segments").iterdir())) == 1
-            assert not list((tmp_path / "store" / "segments").glob("00000001"))
+            looking.join(60)
+            assert found == [[]]
+            assert buffer.compact() == 0
 
     def test_others_sample_add_and_evict_meanwhile(self, tmp_path: Path) -> None:
         with fill(tmp_path / "store", limits=Limits(max_trajectories=NUM)) as buffer:

@@ -181,6 +181,25 @@ class TestRefusals:
             loaded.load_checkpoint(tmp_path / "new")
             assert len(loaded) == 4
 
+    def test_a_store_whose_segments_go_meanwhile_is_read_again(self, tmp_path: Path) -> None:
+        def compact_once(done: int, of: int) -> None:
+            told.append((done, of))
+            if len(told) == 1:
+                buffer.delete([1])
+                buffer.compact()
+
+        told: list[tuple[int, int]] = []
+        form = MemmapFormat(segment_bytes=1)  # a segment for each
+        with TrajectoryReplayBuffer(
+            auto_save=True, auto_save_path=str(tmp_path / "open"), trajectory_format=form
+        ) as buffer:
+            buffer.add_trajectories([traj(k) for k in range(4)])
+            buffer.flush()
+            with pytest.warns(UserWarning, match="is open for writing by"):
+                relive.convert(tmp_path / "open", tmp_path / "new", progress=compact_once)
+        assert told == [(1, 4), (1, 3), (2, 3), (3, 3)]
+        assert ks_of(load(tmp_path / "new")) == {0, 2, 3}
+
     def test_a_full_disk_leaves_nothing_of_the_target(
         self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

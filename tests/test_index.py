@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from unittest import mock
 
@@ -71,6 +72,13 @@ def check_places(window: Window, records: list[Record]) -> None:
     for located in (found, window.locate(found.row_ids)):
         assert np.maximum(located.places, -1).tolist() == expected
     assert np.maximum(window.places, -1).tolist() == [record.place for record in records]
+
+
+def check_owners(window: Window) -> None:
+    """Compare of which trajectory each row is with their counts, asking for enough to use bins."""
+    numbers = np.resize(np.arange(window.num_rows), 5000)
+    owners = np.repeat(np.arange(len(window.counts)), window.counts)
+    assert np.array_equal(window.at(numbers).position, owners[numbers])
 
 
 class IndexAndList(RuleBasedStateMachine):
@@ -237,6 +245,12 @@ class TestIndex:
         assert next(iter(index)) is later
         assert index.size_bytes == sum(record.size_bytes for record in index)
 
+    def test_some_of_one_length_may_go(self) -> None:
+        index = index_of(2, 3, 3, 3)
+        index.remove([2])
+        check_window(index.window(0), list(index))
+        check_window(index.window(2), index.newest(2))
+
     def test_many_trajectories_cost_no_window_a_copy(self) -> None:
         index = index_of(*[2] * 500)
         window = index.window(0)
@@ -257,6 +271,37 @@ class TestManyTrajectories:
         numbers = np.arange(window.num_rows)
         assert np.array_equal(window.at(numbers).position, owners)
         assert np.array_equal(window.at(numbers[::-1][:1000]).position, owners[::-1][:1000])
+
+    def test_each_row_is_found_while_trajectories_come_and_go(self) -> None:
+        index = Index()
+        for number in range(300):
+            numbering = index.numbering
+            num_steps = 5000 if number in (170, 260) else 1 + number % 3
+            index.add(make_record(numbering.next_trajectory_id, numbering.next_row_id, num_steps))
+            if number % 2:
+                index.remove([index.oldest().trajectory_id])
+            if number == 290:
+                index.remove([int(index.window(0).trajectory_ids[len(index) // 2])])
+            check_owners(index.window(0))
+
+    def test_room_is_made_while_others_say_where_one_lies(self) -> None:
+        index = index_of(40, *[2, 3] * 50)
+        check_places(index.window(0), list(index))
+
+        def say(trajectory_id: int) -> None:
+            location = {"segment": 1, "row": 100 * trajectory_id}
+            index.replace(replace(index.get(trajectory_id), location=location))
+
+        @contextmanager
+        def lock() -> Iterator[None]:
+            say(7)  # the last moment at which another thread can
+            yield
+
+        index.make_room(500, lock())
+        check_owners(index.window(0))
+        check_places(index.window(0), list(index))
+        say(8)
+        check_places(index.window(0), list(index))
 
 
 class TestLocate:

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from relive.errors import (
 )
 from relive.formats import MemmapFormat
 from relive.formats.memmap.mapped_table import MappedTable
+from relive.formats.memmap.segment_reading import SegmentReader
 from segments import segments_of
 from trajectories import address_of, check_rows, same_trajectory, traj, trajectory_files
 
@@ -396,6 +397,26 @@ class TestFewAddresses:
             assert set(address_of(batch)[0].tolist()) == set(range(4))
             assert buffer.get_stats()["mapped_bytes"] == 0
             check_rows(buffer.sample(200))
+
+    def test_a_batch_is_whole_though_another_thread_meets_that_end_meanwhile(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with open_memmap(tmp_path / "store") as buffer:
+            buffer.add_trajectories([traj(0)])
+            buffer.flush()
+            get_to_know, num_calls = SegmentReader._get_to_know, 0
+
+            def give_up_after(reader: SegmentReader, segments: Sequence[int]) -> None:
+                nonlocal num_calls
+                num_calls += 1
+                get_to_know(reader, segments)
+                if num_calls == 1:  # as that thread does
+                    reader._read_instead_of_mapping(MemoryError("no addresses"))
+
+            monkeypatch.setattr(SegmentReader, "_get_to_know", give_up_after)
+            with pytest.warns(UserWarning, match="cannot be mapped"):
+                check_rows(buffer.sample(50))
+            assert num_calls == 2
 
 
 FEW_DESCRIPTORS = """

@@ -61,6 +61,8 @@ class TestNumbering:
             Numbering(next_row_id=MAX_ROW_ID - 3).after(4)
         with pytest.raises(InvalidArgumentError, match=r"row id .* of rank 7 leaves too few"):
             Numbering(next_row_id=MAX_ROW_ID - (1 << 41)).for_rank(7, 8)
+        with pytest.raises(InvalidArgumentError, match=r"row id .* leaves too few below int64"):
+            Numbering(stride=2).not_before(Numbering(next_row_id=MAX_ROW_ID - 5))
         with pytest.raises(InvalidArgumentError, match=r"trajectory id .* is too large"):
             Numbering().not_before(Numbering(1 << 62))
         with pytest.raises(InvalidArgumentError, match=r"trajectory id .* is too large"):

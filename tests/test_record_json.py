@@ -227,7 +227,8 @@ class TestLayoutTable:
     def test_each_layout_has_one_number(self) -> None:
         first, second = make_layout(2), make_layout(3)
         table = LayoutTable()
-        assert [table.number_of(layout) for layout in (first, second, first)] == [0, 1, 0]
+        layouts = (first, second, first, make_layout(3))
+        assert [table.number_of(layout) for layout in layouts] == [0, 1, 0, 1]
         assert table == {0: first, 1: second}
 
     def test_numbers_are_not_given_twice(self) -> None:

@@ -69,6 +69,7 @@ class TestSeed:
             other.add_trajectories([traj(0)])
             other.save_checkpoint(tmp_path / "saved")
         buffer = open_store(tmp_path / "store", seed=7)
+        buffer.flush()  # else its own seed, not written yet, would be looked up too late
         if how == "state":
             buffer.load_state_dict(other.state_dict())
         else:
