@@ -401,6 +401,18 @@ class TestPlaces:
         other.load_checkpoint(tmp_path / "link")
         assert ks_of(other) == {2}
 
+    @pytest.mark.parametrize("kind", ["memory", "pt"])
+    @pytest.mark.parametrize("inside", ["", "checkpoint"])
+    def test_a_link_to_itself_is_refused(self, inside: str, kind: str, tmp_path: Path) -> None:
+        (tmp_path / "loop").symlink_to("loop")
+        with open_at(kind, tmp_path / "store") as buffer:
+            buffer.add_trajectories([traj(0)])
+            with pytest.raises(StorageError, match="loop"):
+                buffer.save_checkpoint(tmp_path / "loop" / inside)
+            with pytest.raises(StorageError, match="loop"):
+                buffer.load_checkpoint(tmp_path / "loop" / inside)
+            assert ks_of(buffer) == {0}
+
 
 class TestLoading:
     @pytest.mark.parametrize("into", KINDS)

@@ -309,6 +309,23 @@ def rows_after(buffer: TrajectoryReplayBuffer) -> list[int]:
 
 
 class TestResumedStore:
+    @pytest.mark.filterwarnings("ignore:.*rebuilt from the journal")
+    @pytest.mark.parametrize("kind", ["pt", "pkl"])
+    @pytest.mark.parametrize("damage", ["gone", "cut"])
+    def test_flush_makes_its_index_file_whole_again(
+        self, damage: str, kind: str, tmp_path: Path
+    ) -> None:
+        index = tmp_path / "store" / "trajectory_index.json"
+        with open_store(tmp_path / "store", trajectory_format=kind) as buffer:
+            buffer.add_trajectories([traj(k) for k in range(3)])
+        if damage == "gone":
+            index.unlink()
+        else:
+            os.truncate(index, 100)
+        with open_store(tmp_path / "store", trajectory_format=kind, if_exists="resume") as buffer:
+            buffer.flush()
+            assert json.loads(index.read_bytes())["trajectory_id_list"] == [0, 1, 2]
+
     def test_it_may_be_resumed_in_another_format(self, tmp_path: Path) -> None:
         folder = make_store(tmp_path / "store", trajectory_format="pkl")
         with reopen(folder, trajectory_format="pt") as buffer:

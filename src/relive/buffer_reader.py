@@ -23,7 +23,7 @@ from relive.samplers import Draw
 from relive.snapshot import restore
 from relive.spec import Schema
 from relive.store import Store
-from relive.tensors import Framework
+from relive.tensors import Framework, plain_wrapper
 from relive.trajectory import Trajectory
 from relive.window import evicted_rows
 
@@ -47,6 +47,7 @@ class BufferReader:
         self._draws = draws
         self._plans: dict[tuple[tuple[str, ...] | None, ...], BatchPlan] = {}
         self._framework: Framework = framework
+        plain_wrapper(framework)  # imports PyTorch: a child forked amid that would wait for ever
 
     @property
     def sample_window_size(self) -> int:

@@ -94,7 +94,8 @@ def save_checkpoint(
     """
     what = f"the checkpoint {str(path)!r} could not be written"
     with naming_disk_errors(StorageWriteError, path, what, "what stood there is as it was"):
-        path = path.resolve()  # else a link would be replaced, and what it leads to be left
+        # else a link would be replaced, and what it leads to be left
+        path = Path(os.path.realpath(path))
         _check_place(path)
         finish_exchange(path, tidy=True)
         with files.building_folder(path) as folder:

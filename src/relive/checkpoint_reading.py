@@ -147,7 +147,15 @@ def rereading(path: Path, read: Callable[[], _Read]) -> _Read:
         except (MissingFileError, CorruptFileError):
             if _generations(path) == before:
                 raise
-    return read()
+    try:
+        return read()
+    except (MissingFileError, CorruptFileError) as error:
+        raise type(error)(
+            f"{str(path)!r} was read {_MOST_READINGS} times, but each time something went while "
+            "it was read; close the buffer that evicts from it, or save a checkpoint of it and "
+            f"read that (at last: {error})",
+            path=error.path,
+        ) from error
 
 
 def warn_of_writers(path: Path, own: Path | None = None) -> None:
@@ -159,7 +167,7 @@ def warn_of_writers(path: Path, own: Path | None = None) -> None:
     """
     for folder in (path, *sorted(path.glob("rank_*"))):
         owner = FolderLock.owner_of(folder)
-        if owner and (own is None or folder.resolve() != own.resolve()):
+        if owner and (own is None or os.path.realpath(folder) != os.path.realpath(own)):
             warn(
                 f"{str(folder)!r} is open for writing by {owner}: what is not stored yet is not "
                 "read; flush or close it first for all of it"
@@ -255,23 +263,37 @@ def _read_checked(folder: Path, metadata: Mapping[str, Any], formats: FormatSet)
 def _read_store(folder: Path, formats: FormatSet) -> Checkpoint:
     """Read a store's folder by its journal, whose metadata may be old or missing."""
     found = replay(folder)
-    entries = _entries_of(folder, found.contents.records, formats)
+    # those that a killed load had still to move
+    incoming = None if found.moving is None else folder / Path(found.moving).name
+    entries = _entries_of(folder, found.contents.records, formats, incoming)
     state = None
     if found.is_closed:
         state = read_metadata(folder / METADATA_NAME).get("relive", {}).get("state")
     return Checkpoint(entries, found.contents.numbering, found.contents.schema, state)
 
 
-def _entries_of(folder: Path, records: RecordTable, formats: FormatSet) -> list[Entry]:
-    """List trajectories of ours, each with its file, and check that the files are there."""
+def _entries_of(
+    folder: Path, records: RecordTable, formats: FormatSet, incoming: Path | None = None
+) -> list[Entry]:
+    """List trajectories of ours, each with its file, and check that the files are there.
+
+    Args:
+        folder: Where they are.
+        records: Of them.
+        formats: Know the names of their files.
+        incoming: Where files of some still are, whose places others may have.
+    """
     names = ("trajectory_id", "first_row_id", "num_rows")
     numbers = zip(*(records.column(name).tolist() for name in names), strict=True)
     entries, checked = [], None
     for record, (one, first_row_id, num_rows) in zip(records.values(), numbers, strict=True):
-        path = formats.of(record).path(folder, record)
+        form, here = formats.of(record), folder
+        if incoming is not None and files.exists(form.path(incoming, record)):
+            here = incoming
+        path = form.path(here, record)
         if path != checked:  # many share a segment
             _check_there(path, one)
-        entries.append(Entry(folder, record.format, records, {}, one, one, first_row_id, num_rows))
+        entries.append(Entry(here, record.format, records, {}, one, one, first_row_id, num_rows))
         checked = path
     return entries
 

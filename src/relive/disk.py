@@ -80,7 +80,7 @@ class Disk:
         """Does it all, one thing after the other."""
         self._forgotten: dict[int, Record] = {}  # as they were stored, until they are removed
         self._unsynced = Unsynced()
-        self._is_exported = opened.found is None or opened.found.was_closed
+        self._is_exported = opened.found is None or opened.found.is_exported
         self.is_in_place = True
         """Whether all files are where they are read."""
         self._next_export_at = 0.0
@@ -109,6 +109,13 @@ class Disk:
             StorageWriteError: The last load could not move all files into place.
         """
         if not self.is_in_place:
+            if os.getpid() != self._process:
+                raise StorageWriteError(
+                    f"rows of {str(self.folder)!r} were asked for, but this copy was forked while "
+                    "load_checkpoint() moved files into their places, so it cannot tell where "
+                    "they are; fork once that has returned",
+                    path=str(self.folder),
+                )
             raise StorageWriteError(
                 f"files that the last load brought into {str(self.folder)!r} are not all in their "
                 "places, but rows are read from there; make room on the disk and call flush()",

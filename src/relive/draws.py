@@ -41,7 +41,7 @@ class Draws:
         self.stream = tuple(stream)
         """What is mixed into the seed."""
         self._rng = new_generator(seed, self.stream)
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal may come in the middle, and its handler draw
         """Guards all of it."""
 
     def draw(self, window: Window, num: int) -> Draw:
@@ -110,5 +110,5 @@ class Draws:
 
     def after_fork(self) -> None:
         """Become a forked child's copy, on a stream of its own."""
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self._rng = new_generator(self.seed, (*self.stream, os.getpid()))

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from relive.draws import Draws
+from relive.lifetime import Lock
 from relive.store import Store
 
 __all__ = ["Forking"]
@@ -16,15 +19,11 @@ class Forking:
         self._store = store
         self._draws = draws
 
-    def hold_still(self) -> None:
-        """Before the fork: let no thread be in the middle of a change."""
-        self._store.lock.acquire()
-        self._draws.lock.acquire()
-
-    def go_on(self) -> None:
-        """After the fork, in the parent."""
-        self._draws.lock.release()
-        self._store.lock.release()
+    def locks(self) -> Iterator[Lock]:
+        """Yield what keeps other threads from changing anything, each once the last is held."""
+        yield self._store.lock
+        yield self._draws.lock
+        yield from self._store.index.locks()
 
     def after_fork(self) -> None:
         """After the fork, in the child."""

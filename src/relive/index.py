@@ -8,6 +8,7 @@ as it was while the index goes on.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
@@ -288,6 +289,11 @@ class Index:
         if self._by_row is None or self._by_row[0] != key:
             self._by_row = (key, RowOrder(firsts))
         return self._by_row[1]
+
+    def locks(self) -> Iterator[threading.RLock]:
+        """Yield what guards the table of stored records, which others change too."""
+        if self._stored is not None:
+            yield self._stored.lock
 
     def after_fork(self) -> None:
         """Become a forked child's copy."""

@@ -70,6 +70,11 @@ class Replay:
     num_changes: int = 0
     """Changes of the index that this file lacks."""
 
+    @property
+    def is_exported(self) -> bool:
+        """Whether the index file says all, as that of a store that was closed does."""
+        return self.was_closed and self.index is not None and not self.problems
+
     def close(self) -> None:
         """Let go of the files: nothing is looked up in them any more."""
         self.contents.records.close()

@@ -6,12 +6,16 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 import weakref
+from collections.abc import Iterable
 from typing import Protocol
 
-__all__ = ["Closable", "Forkable", "close_at_exit", "leave_alone", "watch_forks"]
+__all__ = ["Closable", "Forkable", "Lock", "close_at_exit", "leave_alone", "watch_forks"]
 
 _log = logging.getLogger("relive")
+
+_PATIENCE_S = 10.0  # with a lock: else two threads that fork could wait for each other
 
 
 class Closable(Protocol):
@@ -21,27 +25,43 @@ class Closable(Protocol):
         """Store everything and let go."""
 
 
+class Lock(Protocol):
+    """A lock that a thread may take again while it has it."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Take it; tell whether it was had in time."""
+
+    def release(self) -> None:
+        """Give it back."""
+
+
 class Forkable(Protocol):
     """Something that other threads change while this process forks."""
 
-    def hold_still(self) -> None:
-        """Keep other threads from changing anything until `go_on` or `after_fork`."""
-
-    def go_on(self) -> None:
-        """Let other threads change things again: the parent, once it has forked."""
+    def locks(self) -> Iterable[Lock]:
+        """Yield what keeps other threads from changing anything, each once the last is held."""
 
     def after_fork(self) -> None:
         """Become the child's copy, which shares nothing with the parent's threads."""
 
 
 _open: set[Closable] = set()
-_forkable: weakref.WeakSet[Forkable] = weakref.WeakSet()
-_still: list[Forkable] = []
+_forkable: weakref.WeakKeyDictionary[Forkable, None] = weakref.WeakKeyDictionary()  # in order
+
+
+class _Held(threading.local):
+    """What this thread holds while it forks: of each fork, as a signal may fork amid another."""
+
+    def __init__(self) -> None:
+        self.forks: list[list[Lock]] = []
+
+
+_held = _Held()
 
 
 def watch_forks(forkable: Forkable) -> None:
     """Tell an object of forks as long as it lives."""
-    _forkable.add(forkable)
+    _forkable[forkable] = None
 
 
 def close_at_exit(closable: Closable) -> None:
@@ -71,20 +91,30 @@ def _close(closable: Closable) -> None:
 
 def _before_fork() -> None:
     # else the child could copy what another thread has changed by half
+    held: list[Lock] = []
+    _held.forks.append(held)
     for forkable in list(_forkable):
-        forkable.hold_still()
-        _still.append(forkable)
+        for lock in forkable.locks():
+            if not lock.acquire(timeout=_PATIENCE_S):
+                _log.warning(
+                    "a thread has kept a buffer locked for %g s while this process forks, so the "
+                    "child may find it changed by half; fork when no other thread uses it",
+                    _PATIENCE_S,
+                )
+                break
+            held.append(lock)
 
 
 def _after_fork_in_parent() -> None:
-    while _still:
-        _still.pop().go_on()
+    for lock in reversed(_held.forks.pop()):
+        lock.release()
 
 
 def _after_fork_in_child() -> None:
+    _held.forks.pop()
     _open.clear()
-    while _still:
-        _still.pop().after_fork()
+    for forkable in list(_forkable):
+        forkable.after_fork()
 
 
 if hasattr(os, "register_at_fork"):

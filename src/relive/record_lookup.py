@@ -48,7 +48,8 @@ class RecordLookup(Mapping[int, Record]):
         """Begin empty."""
         self.layouts = LayoutTable()
         """Layouts by the numbers that the texts name."""
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal may come in the middle, and its handler look up
+        """Guards all of it."""
         self._rows = IdTable(RECORD_COLUMNS)
         self._held: dict[int, Record] = {}
         self._recent: OrderedDict[int, Record] = OrderedDict()
@@ -66,12 +67,12 @@ class RecordLookup(Mapping[int, Record]):
 
     def __contains__(self, trajectory_id: object) -> bool:
         """Tell whether there is such a record."""
-        with self._lock:
+        with self.lock:
             return isinstance(trajectory_id, int) and self._rows.row_of(trajectory_id) >= 0
 
     def column(self, name: str) -> NDArray[Any]:
         """Return a column of `RECORD_COLUMNS`, oldest first; `relocate` changes it in place."""
-        with self._lock:
+        with self.lock:
             return self._rows.column(name)
 
     @property
@@ -99,7 +100,7 @@ class RecordLookup(Mapping[int, Record]):
             CorruptFileError: The file of its text is damaged.
             StorageError: The disk cannot read it.
         """
-        with self._lock:
+        with self.lock:
             recent = self._recent.get(trajectory_id)
             if recent is not None:
                 self._recent.move_to_end(trajectory_id)
@@ -135,7 +136,7 @@ class RecordLookup(Mapping[int, Record]):
             CorruptFileError: The file of a text is damaged.
             StorageError: The disk cannot read it.
         """
-        with self._lock:
+        with self.lock:
             rows = [self._rows.row_of(trajectory_id) for trajectory_id in trajectory_ids]
             if -1 in rows:
                 raise KeyError(trajectory_ids[rows.index(-1)])
@@ -162,7 +163,7 @@ class RecordLookup(Mapping[int, Record]):
             CorruptFileError: The file of a text is cut.
             StorageError: The disk cannot read it.
         """
-        with self._lock:
+        with self.lock:
             rows = range(first, min(stop, len(self._rows)))
             if not rows:
                 return []
@@ -191,7 +192,7 @@ class RecordLookup(Mapping[int, Record]):
             CorruptFileError: The file is cut.
             StorageError: The disk cannot read it.
         """
-        with self._lock:
+        with self.lock:
             starts = self._rows.column("text_start")[first:stop]
             sizes = self._rows.column("text_bytes")[first:stop].astype(np.int64)
             begins = starts - distances
@@ -217,12 +218,12 @@ class RecordLookup(Mapping[int, Record]):
 
     def close(self) -> None:
         """Let go of the files; texts cannot be read any more."""
-        with self._lock:
+        with self.lock:
             self._texts.close()
 
     def after_fork(self) -> None:
         """Become a forked child's copy: no thread of the parent will ever give a lock back."""
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
 
 
 class _Values(ValuesView[Record]):

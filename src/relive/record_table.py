@@ -58,7 +58,7 @@ class RecordTable(RecordLookup, MutableMapping[int, Record]):
         """Put a record that has no text yet at the end; one of its id goes."""
         self.discard([trajectory_id])
         number = self.layouts.number_of(record.layout)
-        with self._lock:
+        with self.lock:
             self._append(record, number, IN_MEMORY, 0)
             self._held[trajectory_id] = record
 
@@ -73,7 +73,7 @@ class RecordTable(RecordLookup, MutableMapping[int, Record]):
         """
         if record.trajectory_id in self:
             self.discard([record.trajectory_id])
-        with self._lock:
+        with self.lock:
             self._append(record, layout_number, text_start, text_bytes)
             self._remember(record)
 
@@ -84,7 +84,7 @@ class RecordTable(RecordLookup, MutableMapping[int, Record]):
             KeyError: It is not there.
         """
         number = self.layouts.number_of(record.layout)
-        with self._lock:
+        with self.lock:
             row = self._rows.row_of(record.trajectory_id)
             if row < 0:
                 raise KeyError(record.trajectory_id)
@@ -120,7 +120,7 @@ class RecordTable(RecordLookup, MutableMapping[int, Record]):
 
     def discard(self, trajectory_ids: Collection[int]) -> None:
         """Take records out; those that are not there are passed over."""
-        with self._lock:
+        with self.lock:
             self._rows.remove(trajectory_ids)
             for trajectory_id in trajectory_ids:
                 self._held.pop(trajectory_id, None)
@@ -137,7 +137,7 @@ class RecordTable(RecordLookup, MutableMapping[int, Record]):
             KeyError: One is in neither.
         """
         brought = {record.trajectory_id: record for record in loaded}
-        with self._lock:
+        with self.lock:
             rows = [0 if one in brought else self._rows.row_of(one) for one in order]
             if -1 in rows:
                 raise KeyError(order[rows.index(-1)])
@@ -168,7 +168,7 @@ class RecordTable(RecordLookup, MutableMapping[int, Record]):
         Raises:
             KeyError: One is not there.
         """
-        with self._lock:
+        with self.lock:
             rows = self._rows.rows_of(trajectory_ids)
             columns = self._rows.take(rows)
             held = dict(self._held)
@@ -191,7 +191,7 @@ class RecordTable(RecordLookup, MutableMapping[int, Record]):
             starts: Where the text of each record begins, oldest first.
             sizes: How long each is.
         """
-        with self._lock:
+        with self.lock:
             self._rows.set_column("text_start", starts)
             self._rows.set_column("text_bytes", sizes)
             self._texts.index = index
@@ -199,10 +199,10 @@ class RecordTable(RecordLookup, MutableMapping[int, Record]):
 
     def read_index_from(self, index: ReadFile) -> None:
         """Let texts in the index file be those of another file."""
-        with self._lock:
+        with self.lock:
             self._texts.index = index
 
     def read_journal_from(self, journal: ReadFile | None) -> None:
         """Let texts in the journal be those of another file."""
-        with self._lock:
+        with self.lock:
             self._texts.journal = journal

@@ -315,6 +315,7 @@ class Store(StoreReader):
         self._adding = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._leases = Leases()
+        self._is_replacing = False  # who was at it is not here
         self.index.after_fork()
         self.listeners = Listeners()
         self._cache.after_fork()

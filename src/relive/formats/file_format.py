@@ -61,7 +61,12 @@ class FileFormat(Format):
             path = self.path(source, record)
             with naming(path, record):
                 check_size(record, files.size_bytes(path))
-            files.copy(path, self.path(target, record), sync=sync, progress=progress)
+            try:
+                files.copy(path, self.path(target, record), sync=sync, progress=progress)
+            except FileNotFoundError:
+                with naming(path, record):  # its store may have evicted it meanwhile
+                    files.size_bytes(path)
+                raise
             return record
 
         return copy

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`relive.forking` and `relive.lifetime`: forking at any moment, from any thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from buffers import open_store
+from programs import run_program
+from relive import TrajectoryReplayBuffer
+from relive.lifetime import watch_forks
+from trajectories import check_rows, make_checkpoint, traj
+
+LONG_S = 30.0
+
+
+class Told:
+    """A lock that notes who takes it and gives it back."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.took: list[str] = []
+        self.gave_back: list[str] = []
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        is_had = self.lock.acquire(blocking, timeout)
+        self.took.append(threading.current_thread().name)
+        return is_had
+
+    def release(self) -> None:
+        self.lock.release()
+        self.gave_back.append(threading.current_thread().name)
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Guarded:
+    """Something that forks hold still by one lock."""
+
+    def __init__(self, lock: Told) -> None:
+        self.lock = lock
+
+    def locks(self) -> Iterator[Told]:
+        yield self.lock
+
+    def after_fork(self) -> None:
+        """Let the child be."""
+
+
+def fork_and_wait() -> int:
+    """Return the status of a child that ends at once."""
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+class TestThreads:
+    def test_two_that_fork_at_once_give_back_only_what_they_took(self) -> None:
+        """The second takes the first lock just when the first thread has given back its last."""
+        is_second_in = threading.Event()
+
+        class Both(Told):
+            def release(self) -> None:
+                super().release()
+                if threading.current_thread() is threading.main_thread():
+                    assert is_second_in.wait(LONG_S)
+
+        class Late(Told):
+            def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+                if threading.current_thread() is second:
+                    is_second_in.set()
+                return super().acquire(blocking, timeout)
+
+        locks = Both(), Late()
+        kept = [Guarded(lock) for lock in locks]
+        second = threading.Thread(target=fork_and_wait, name="second")
+        for one in kept:
+            watch_forks(one)
+        second.start()
+        assert fork_and_wait() == 0
+        second.join(LONG_S)
+        main = threading.main_thread().name
+        for lock in locks:
+            assert sorted(lock.took) == sorted(lock.gave_back) == sorted([main, "second"])
+            other = threading.Thread(target=lock.acquire, kwargs={"timeout": LONG_S}, name="other")
+            other.start()
+            other.join()
+            assert lock.took[-1] == "other"
+
+    def test_what_records_are_looked_up_in_is_not_changed_meanwhile(self, tmp_path: Path) -> None:
+        with open_store(tmp_path / "store") as buffer:
+            buffer.add_trajectories([traj(0)])
+        with open_store(tmp_path / "store", if_exists="resume") as buffer:
+            assert buffer._store.index._stored is not None
+            told = Told()
+            buffer._store.index._stored.lock = told  # type: ignore[assignment]
+            main = threading.main_thread().name
+            before = told.took.count(main)
+            fork_and_wait()
+            assert told.took.count(main) == told.gave_back.count(main) == before + 1
+
+
+AMID_LOAD = """
+import os, signal, sys, threading
+import relive.disk
+from buffers import open_at
+from relive import TrajectoryReplayBuffer
+from trajectories import check_rows, traj
+
+kind, folder, saved, moment = sys.argv[1:]
+inside, may_end = threading.Event(), threading.Event()
+
+def hold(*arguments, **options):
+    inside.set()
+    may_end.wait(60)
+    return held(*arguments, **options)
+
+buffer = open_at(kind, folder)
+buffer.add_trajectories([traj(0)])
+buffer.flush()
+view = buffer._store.view(0)
+work = buffer.close if moment == "close" else lambda: buffer.load_checkpoint(saved)
+if moment == "close":
+    held, relive.disk.Disk._export = relive.disk.Disk._export, hold
+elif moment == "moves":
+    held, relive.disk.set_aside = relive.disk.set_aside, hold
+if moment != "readers":
+    view.__exit__()
+else:
+    wait_for = buffer._store._changed.wait_for
+    def note(*arguments):
+        inside.set()
+        return wait_for(*arguments)
+    buffer._store._changed.wait_for = note
+thread = threading.Thread(target=work)
+thread.start()
+assert inside.wait(60)
+child = os.fork()
+if not child:
+    signal.alarm(30)  # else it would wait for minutes
+    try:
+        check_rows(buffer.sample(5))
+        print("sampled", flush=True)
+    except relive.errors.StorageWriteError as error:
+        print(error, flush=True)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+may_end.set()
+if moment == "readers":
+    view.__exit__()
+thread.join()
+if moment != "close":
+    check_rows(buffer.sample(5))
+    buffer.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "checkpoint"
+    make_checkpoint(folder, [traj(5)])
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:.*aside")
+class TestChild:
+    @pytest.mark.parametrize("kind", ["pt", "memmap"])
+    @pytest.mark.parametrize("moment", ["readers", "close"])
+    def test_one_forked_amid_a_load_or_close_samples(
+        self, moment: str, kind: str, saved: Path, tmp_path: Path
+    ) -> None:
+        printed = run_program(AMID_LOAD, kind, tmp_path / "store", saved, moment)
+        assert printed.split() == ["sampled", "0"]
+
+    def test_one_forked_while_files_are_moved_says_so(self, saved: Path, tmp_path: Path) -> None:
+        printed = run_program(AMID_LOAD, "pt", tmp_path / "store", saved, "moves")
+        told, code = printed.splitlines()
+        assert "this copy was forked while load_checkpoint() moved files" in told
+        assert code == "0"
+
+    def test_it_need_not_wait_for_a_thread_that_imported_pytorch(self) -> None:
+        program = (
+            "import sys\n"
+            "from relive import TrajectoryReplayBuffer\n"
+            "assert 'torch' not in sys.modules\n"
+            "with TrajectoryReplayBuffer(framework='numpy', trajectory_format='memmap'):\n"
+            "    print('torch' in sys.modules)\n"
+            "with TrajectoryReplayBuffer(trajectory_format='memmap'):\n"
+            "    print('torch' in sys.modules)\n"
+        )
+        assert run_program(program).split() == ["False", "True"]
+
+
+class TestSignals:
+    def test_a_handler_may_fork_and_sample_amid_a_draw(self) -> None:
+        program = (
+            "import os, signal\n"
+            "from relive import TrajectoryReplayBuffer\n"
+            "from relive.samplers import Uniform\n"
+            "from trajectories import check_rows, traj\n"
+            "def handle(*_):\n"
+            "    child = os.fork()\n"
+            "    check_rows(buffer.sample(3))\n"
+            "    if not child:\n"
+            "        os._exit(0)\n"
+            "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+            "def draw(self, *arguments):\n"
+            "    Uniform.draw = plain\n"
+            "    signal.raise_signal(signal.SIGUSR1)\n"
+            "    return plain(self, *arguments)\n"
+            "signal.signal(signal.SIGUSR1, handle)\n"
+            "signal.alarm(60)  # else it would wait for ever\n"
+            "plain, Uniform.draw = Uniform.draw, draw\n"
+            "buffer = TrajectoryReplayBuffer(framework='numpy')\n"
+            "buffer.add_trajectories([traj(0)])\n"
+            "check_rows(buffer.sample(3))\n"
+        )
+        assert run_program(program).split() == ["0"]
+
+
+def test_a_fork_leaves_the_parents_draws_as_they_were() -> None:
+    drawn = []
+    for must_fork in (True, False):
+        with TrajectoryReplayBuffer(seed=3, framework="numpy") as buffer:
+            buffer.add_trajectories([traj(0)])
+            if must_fork:
+                fork_and_wait()
+            drawn.append(buffer.sample(20))
+    check_rows(drawn[0])
+    assert drawn[0]["curr_obs"]["id"].tolist() == drawn[1]["curr_obs"]["id"].tolist()
