@@ -6,14 +6,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
-__all__ = ["num_open_descriptors", "tiny_switch_interval"]
+__all__ = ["num_open_below", "tiny_switch_interval"]
 
 
-def num_open_descriptors() -> int:
-    """Return how many file descriptors are open."""
-    return len(os.listdir("/proc/self/fd"))
+def num_open_below(folder: Path) -> int:
+    """Return how many descriptors are open of a folder and all in it, removed files included.
+
+    Others of the process may close at any moment, as what earlier tests left is collected.
+    """
+    paths = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the listing itself
+            paths.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+    return sum(path.is_relative_to(folder) for path in paths)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from processes import num_open_descriptors
+from processes import num_open_below
 from programs import run_program
 from relive.address_range import PAGE_BYTES, AddressRange
 
@@ -112,11 +112,11 @@ class TestAddressRange:
         place.close()
 
     def test_no_descriptor_stays_open(self, tmp_path: Path) -> None:
-        before = num_open_descriptors()
+        before = num_open_below(tmp_path)
         place = AddressRange(16, 50)
         for n in range(20):
             place.map(make(tmp_path / str(n), n, 50))
-        assert num_open_descriptors() == before
+        assert num_open_below(tmp_path) == before
         place.close()
 
     def test_it_is_full_when_each_slot_is_taken(

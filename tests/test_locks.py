@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import pytest
 
-from processes import num_open_descriptors
+from processes import num_open_below
 from relive.errors import StoreLockedError
 from relive.locks import LOCK_NAME, FolderLock
 
@@ -84,10 +84,10 @@ class TestOneProcess:
 
     def test_a_refused_open_leaves_no_descriptor(self, tmp_path: Path) -> None:
         lock = FolderLock(tmp_path)
-        before = num_open_descriptors()
+        before = num_open_below(tmp_path)
         with pytest.raises(StoreLockedError):
             FolderLock(tmp_path)
-        assert num_open_descriptors() == before
+        assert num_open_below(tmp_path) == before
         lock.release()
 
     def test_a_folder_that_is_gone_is_released_all_the_same(self, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from processes import num_open_descriptors
+from processes import num_open_below
 from relive.mapped_files import map_readonly
 
 
@@ -29,9 +29,9 @@ class TestMapReadonly:
     def test_no_file_stays_open(self, tmp_path: Path) -> None:
         path = tmp_path / "a"
         path.write_bytes(b"x" * 5000)
-        before = num_open_descriptors()
+        before = num_open_below(tmp_path)
         mapped = [map_readonly(path) for _ in range(20)]
-        assert num_open_descriptors() == before
+        assert num_open_below(tmp_path) == before
         assert all(one.sum() == 5000 * ord("x") for one in mapped)
 
     def test_an_empty_file_is_an_empty_array(self, tmp_path: Path) -> None:

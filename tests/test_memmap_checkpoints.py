@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from buffers import open_store
+from processes import num_open_below
 from relive import Limits, TrajectoryReplayBuffer
 from relive.formats import MemmapFormat
 from relive.record import Record
@@ -198,11 +199,11 @@ class TestSaving:
         with TrajectoryReplayBuffer(trajectory_format="memmap", sample_window_size=0) as buffer:
             buffer.add_trajectories([traj(k, wide=True) for k in range(3)])
             buffer.save_checkpoint(tmp_path / "checkpoint 0")
-            num_open = len(os.listdir("/proc/self/fd"))
+            num_open = num_open_below(tmp_path)
             for n in range(1, 6):
                 buffer.add_trajectories([traj(2 + n, wide=True)])
                 buffer.save_checkpoint(tmp_path / f"checkpoint {n}")
-            assert len(os.listdir("/proc/self/fd")) <= num_open
+            assert num_open_below(tmp_path) <= num_open
         for n in range(6):
             with TrajectoryReplayBuffer(sample_window_size=0) as other:
                 other.load_checkpoint(tmp_path / f"checkpoint {n}")

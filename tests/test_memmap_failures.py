@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from buffers import open_memmap
+from processes import num_open_below
 from programs import run_program
 from relive import Trajectory, TrajectoryReplayBuffer
 from relive.errors import (
@@ -112,7 +113,7 @@ class TestFullDisk:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with open_memmap(tmp_path / "store") as buffer:
-            num_open = len(os.listdir("/proc/self/fd"))
+            num_open = num_open_below(tmp_path)
             opened = os.open
 
             def refuse(path: Any, flags: int, *more: Any, **options: Any) -> int:
@@ -127,7 +128,7 @@ class TestFullDisk:
                     with pytest.raises(StorageWriteError, match=r"trajectory 0 .*no room"):
                         buffer.flush()
                 assert segments_of(tmp_path / "store") == []
-                assert len(os.listdir("/proc/self/fd")) == num_open
+                assert num_open_below(tmp_path) == num_open
             buffer.flush()
             check_rows(buffer.sample(30))
 

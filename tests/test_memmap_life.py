@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from buffers import open_memmap
+from processes import num_open_below
 from programs import run_program
 from relive import Limits
 from relive.errors import EvictedError
@@ -137,7 +137,7 @@ class TestDeleting:
 
     @pytest.mark.parametrize("empty", ["clear", "delete"])
     def test_nothing_is_left_of_a_store_that_was_emptied(self, empty: str, tmp_path: Path) -> None:
-        num_open = len(os.listdir("/proc/self/fd"))
+        num_open = num_open_below(tmp_path)
         with open_memmap(tmp_path / "store") as buffer:
             for k in range(0, 12, 3):
                 buffer.add_trajectories([traj(n, wide=True) for n in range(k, k + 3)])
@@ -146,7 +146,7 @@ class TestDeleting:
                 buffer.flush()
                 assert segments_of(tmp_path / "store") == []
                 assert _mapped(tmp_path / "store") == 0
-        assert len(os.listdir("/proc/self/fd")) <= num_open
+        assert num_open_below(tmp_path) <= num_open
 
     def test_closing_lets_go_of_all_mappings(self, tmp_path: Path) -> None:
         with open_memmap(tmp_path / "store") as buffer:

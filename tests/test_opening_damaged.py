@@ -16,7 +16,7 @@ import pytest
 
 from buffers import contents_of, open_store
 from journals import Disk
-from processes import num_open_descriptors
+from processes import num_open_below
 from relive import Trajectory, TrajectoryReplayBuffer
 from relive.errors import (
     ColumnMismatchError,
@@ -123,7 +123,7 @@ class TestRefusingDisk:
     ) -> None:
         options = {"trajectory_format": trajectory_format}
         model = None if make is None else make(tmp_path / "model", **options)
-        num_descriptors = num_open_descriptors()
+        num_descriptors = num_open_below(tmp_path)
         for break_at in range(100):
             folder = tmp_path / str(break_at)
             if model is not None:
@@ -145,7 +145,7 @@ class TestRefusingDisk:
                 buffer.close()
             if disk.num_done <= break_at:
                 break
-            assert num_open_descriptors() <= num_descriptors
+            assert num_open_below(tmp_path) <= num_descriptors
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 reopened = reopen(folder, "resume", **options)

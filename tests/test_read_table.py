@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from processes import num_open_below
 from relive import files
 from relive.formats.memmap.read_table import ReadTable
 from relive.formats.memmap.tables import UnknownSegmentError
@@ -36,11 +37,6 @@ def taken(table: ReadTable, numbers: list[int]) -> list[int]:
     return list(map(int, out))
 
 
-def num_open_files(folder: Path) -> int:
-    links = Path("/proc/self/fd").iterdir()
-    return sum(link.resolve().parent == folder for link in links)
-
-
 class TestTaking:
     def test_rows_of_many_segments_come_in_the_order_asked_for(self, table: ReadTable) -> None:
         asked = [3900, 4, 102, 3, 3900, 3904, 1203, 2]
@@ -48,16 +44,16 @@ class TestTaking:
 
     def test_few_files_stay_open(self, table: ReadTable, tmp_path: Path) -> None:
         taken(table, [100 * segment for segment in range(40)])
-        assert num_open_files(tmp_path) == 16
+        assert num_open_below(tmp_path) == 16
         table.close()
-        assert num_open_files(tmp_path) == 0
+        assert num_open_below(tmp_path) == 0
 
     def test_a_segment_that_was_discarded_is_unknown(
         self, table: ReadTable, tmp_path: Path
     ) -> None:
         taken(table, [301, 400])
         table.discard(3)
-        assert num_open_files(tmp_path) == 1
+        assert num_open_below(tmp_path) == 1
         with pytest.raises(UnknownSegmentError):
             taken(table, [400, 301])
         assert taken(table, [400]) == [400]
@@ -85,4 +81,4 @@ class TestThreads:
         may_go_on.set()
         slow.join(LONG_S)
         assert got == [501, 502]
-        assert num_open_files(tmp_path) == 1  # of segment 6
+        assert num_open_below(tmp_path) == 1  # of segment 6
