@@ -16,6 +16,7 @@ from relive import Limits, TrajectoryReplayBuffer, files, open_files
 from relive.errors import CorruptFileError, StorageWriteError
 from relive.formats import MemmapFormat
 from relive.journal import Journal
+from relive.leases import Lease
 from trajectories import address_of, same_trajectory, traj
 
 NUM = 24
@@ -105,14 +106,17 @@ class TestCompact:
     def test_a_view_taken_before_is_read_to_its_end(self, tmp_path: Path) -> None:
         with fill(tmp_path / "store") as buffer:
             buffer.delete([0, 5, 9])
-            with buffer._store.view(0) as view:
+
+            def read(lease: Lease) -> set[int]:
+                view = buffer._store.view(0, lease)
                 buffer.compact()
                 located = view.window.at(np.arange(view.window.num_rows))
                 assert view.schema is not None
                 plan = buffer._plan(view.schema, None)
                 rows, _ = buffer._store.gather(located, plan)
-                ids = set(address_of({"curr_obs": {"id": rows["curr_obs/id"]}})[0].tolist())
-            assert len(ids) == NUM - 3
+                return set(address_of({"curr_obs": {"id": rows["curr_obs/id"]}})[0].tolist())
+
+            assert len(buffer._store.leased(read)) == NUM - 3
             check(buffer, [k for k in range(NUM) if k not in {0, 5, 9}])
 
     def test_a_trajectory_that_is_being_written_is_no_waste(

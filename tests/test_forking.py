@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 
 from buffers import open_store
 from programs import run_program
-from relive import TrajectoryReplayBuffer
+from relive import TrajectoryReplayBuffer, lifetime
+from relive.errors import ForkedError
 from relive.lifetime import watch_forks
 from trajectories import check_rows, make_checkpoint, traj
 
@@ -52,7 +54,7 @@ class Guarded:
     def locks(self) -> Iterator[Told]:
         yield self.lock
 
-    def after_fork(self) -> None:
+    def after_fork(self, *, is_whole: bool) -> None:
         """Let the child be."""
 
 
@@ -66,10 +68,16 @@ def fork_and_wait() -> int:
 
 class TestThreads:
     def test_two_that_fork_at_once_give_back_only_what_they_took(self) -> None:
-        """The second takes the first lock just when the first thread has given back its last."""
+        """The second takes the first lock just when the first thread gives it back as its last."""
         is_second_in = threading.Event()
 
         class Both(Told):
+            def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+                is_had = super().acquire(blocking, timeout)
+                if threading.current_thread() is threading.main_thread():
+                    second.start()  # not before: it must come second
+                return is_had
+
             def release(self) -> None:
                 super().release()
                 if threading.current_thread() is threading.main_thread():
@@ -86,7 +94,6 @@ class TestThreads:
         second = threading.Thread(target=fork_and_wait, name="second")
         for one in kept:
             watch_forks(one)
-        second.start()
         assert fork_and_wait() == 0
         second.join(LONG_S)
         main = threading.main_thread().name
@@ -128,14 +135,24 @@ def hold(*arguments, **options):
 buffer = open_at(kind, folder)
 buffer.add_trajectories([traj(0)])
 buffer.flush()
-view = buffer._store.view(0)
+reading, may_leave = threading.Event(), threading.Event()
+
+def read(lease):
+    buffer._store.view(0, lease)
+    reading.set()
+    may_leave.wait(60)
+
+reader = threading.Thread(target=buffer._store.leased, args=(read,))
+reader.start()
+assert reading.wait(60)
 work = buffer.close if moment == "close" else lambda: buffer.load_checkpoint(saved)
 if moment == "close":
     held, relive.disk.Disk._export = relive.disk.Disk._export, hold
 elif moment == "moves":
     held, relive.disk.set_aside = relive.disk.set_aside, hold
 if moment != "readers":
-    view.__exit__()
+    may_leave.set()
+    reader.join()
 else:
     wait_for = buffer._store._changed.wait_for
     def note(*arguments):
@@ -151,17 +168,54 @@ if not child:
     try:
         check_rows(buffer.sample(5))
         print("sampled", flush=True)
-    except relive.errors.StorageWriteError as error:
+    except relive.errors.ForkedError as error:
         print(error, flush=True)
     os._exit(0)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 may_end.set()
-if moment == "readers":
-    view.__exit__()
+may_leave.set()
 thread.join()
 if moment != "close":
     check_rows(buffer.sample(5))
     buffer.close()
+"""
+
+
+AMID_IMPORT = """
+import importlib.abc, os, signal, sys, threading
+from buffers import open_store
+from relive import TrajectoryReplayBuffer
+from trajectories import check_rows, traj
+
+moment, folder = sys.argv[1:]
+assert "torch" not in sys.modules
+
+class Slowly(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torch._C":  # amid that of the package
+            inside.set()
+            may_go_on.wait(60)
+
+inside, may_go_on = threading.Event(), threading.Event()
+sys.meta_path.insert(0, Slowly())
+if moment == "sample":
+    buffer = TrajectoryReplayBuffer()
+    buffer.add_trajectories([traj(0)])
+    thread = threading.Thread(target=buffer.sample, args=(3,))
+    thread.start()
+else:
+    buffer = open_store(folder, trajectory_format="pt")
+    buffer.add_trajectories([traj(0)])
+assert inside.wait(60)
+threading.Timer(0.2, may_go_on.set).start()  # while this waits to fork
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    check_rows(buffer.sample(5))
+    print("sampled", flush=True)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+buffer.close()
 """
 
 
@@ -188,44 +242,42 @@ class TestChild:
         assert "this copy was forked while load_checkpoint() moved files" in told
         assert code == "0"
 
-    def test_it_need_not_wait_for_a_thread_that_imported_pytorch(self) -> None:
-        program = (
-            "import sys\n"
-            "from relive import TrajectoryReplayBuffer\n"
-            "assert 'torch' not in sys.modules\n"
-            "with TrajectoryReplayBuffer(framework='numpy', trajectory_format='memmap'):\n"
-            "    print('torch' in sys.modules)\n"
-            "with TrajectoryReplayBuffer(trajectory_format='memmap'):\n"
-            "    print('torch' in sys.modules)\n"
-        )
-        assert run_program(program).split() == ["False", "True"]
+    @pytest.mark.parametrize("moment", ["sample", "pt"])
+    def test_one_forked_while_a_thread_imports_pytorch_samples(
+        self, moment: str, tmp_path: Path
+    ) -> None:
+        """The sampling thread's import, or that of the thread that writes pt files."""
+        printed = run_program(AMID_IMPORT, moment, tmp_path / "store")
+        assert printed.split() == ["sampled", "0"]
 
+    def test_one_forked_amid_a_change_gives_no_rows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(lifetime, "_PATIENCE_S", 0.01)
+        is_inside, may_end = threading.Event(), threading.Event()
 
-class TestSignals:
-    def test_a_handler_may_fork_and_sample_amid_a_draw(self) -> None:
-        program = (
-            "import os, signal\n"
-            "from relive import TrajectoryReplayBuffer\n"
-            "from relive.samplers import Uniform\n"
-            "from trajectories import check_rows, traj\n"
-            "def handle(*_):\n"
-            "    child = os.fork()\n"
-            "    check_rows(buffer.sample(3))\n"
-            "    if not child:\n"
-            "        os._exit(0)\n"
-            "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
-            "def draw(self, *arguments):\n"
-            "    Uniform.draw = plain\n"
-            "    signal.raise_signal(signal.SIGUSR1)\n"
-            "    return plain(self, *arguments)\n"
-            "signal.signal(signal.SIGUSR1, handle)\n"
-            "signal.alarm(60)  # else it would wait for ever\n"
-            "plain, Uniform.draw = Uniform.draw, draw\n"
-            "buffer = TrajectoryReplayBuffer(framework='numpy')\n"
-            "buffer.add_trajectories([traj(0)])\n"
-            "check_rows(buffer.sample(3))\n"
-        )
-        assert run_program(program).split() == ["0"]
+        def change() -> None:
+            with buffer._store.lock:
+                is_inside.set()
+                assert may_end.wait(LONG_S)
+
+        with TrajectoryReplayBuffer() as buffer, TrajectoryReplayBuffer() as other:
+            for one in (buffer, other):
+                one.add_trajectories([traj(0)])
+            changing = threading.Thread(target=change)
+            changing.start()
+            assert is_inside.wait(LONG_S)
+            child = os.fork()
+            if not child:
+                signal.alarm(30)  # else it might wait for ever
+                check_rows(other.sample(5))
+                with pytest.raises(ForkedError, match="while another thread changed the buffer"):
+                    buffer.sample(5)
+                with pytest.raises(ForkedError, match="while another thread changed the buffer"):
+                    buffer.trajectory(0)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            may_end.set()
+            changing.join(LONG_S)
+            check_rows(buffer.sample(5))  # the parent's is whole
 
 
 def test_a_fork_leaves_the_parents_draws_as_they_were() -> None:

@@ -33,6 +33,7 @@ LAYERS = (
     ),
     (
         "disk_errors",
+        "importing",
         "lifetime",
         "limits",
         "listeners",

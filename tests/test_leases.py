@@ -3,12 +3,26 @@
 
 from __future__ import annotations
 
+import threading
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from records import make_record
-from relive.leases import Leases, Retired
+from relive.leases import Lease, Leases, Retired
+
+
+def take(leases: Leases[str]) -> Lease:
+    lease = Lease()
+    lease.acquire()
+    leases.begin(lease)
+    return lease
+
+
+def give_back(leases: Leases[str], lease: Lease) -> None:
+    lease.release()
+    leases.end(lease)
 
 
 class LeasesAndSets(RuleBasedStateMachine):
@@ -17,7 +31,7 @@ class LeasesAndSets(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.leases: Leases[str] = Leases()
-        self.held: dict[int, set[int]] = {}  # lease -> what it saw in the index
+        self.held: list[tuple[Lease, set[int]]] = []  # each with what it saw in the index
         self.present: set[int] = set()
         self.retired: set[int] = set()
         self.gone: set[int] = set()
@@ -30,9 +44,7 @@ class LeasesAndSets(RuleBasedStateMachine):
 
     @rule()
     def begin(self) -> None:
-        lease = self.leases.begin()
-        assert lease not in self.held
-        self.held[lease] = set(self.present)
+        self.held.append((take(self.leases), set(self.present)))
 
     @precondition(lambda self: self.present)
     @rule(data=st.data())
@@ -44,16 +56,18 @@ class LeasesAndSets(RuleBasedStateMachine):
         self.leases.retire(Retired(record, f"rows of {number}", lambda: self.gone.add(number)))
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def end(self, data: st.DataObject) -> None:
-        lease = data.draw(st.sampled_from(sorted(self.held)))
-        del self.held[lease]
-        self.leases.end(lease)
+    @rule(data=st.data(), is_told=st.booleans())
+    def end(self, data: st.DataObject, is_told: bool) -> None:
+        """Give a lease back; an exception may keep the reader from telling."""
+        lease, _ = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        lease.release()
+        if is_told:
+            self.leases.end(lease)
 
     @invariant()
     def what_somebody_saw_can_be_found_and_nothing_is_let_go_twice(self) -> None:
-        seen = set().union(*self.held.values())
-        assert self.leases.num_held == len(self.held)
+        seen = set().union(*(what for _, what in self.held))
+        assert bool(self.leases.threads()) == bool(self.held)
         for number in self.retired:
             found = self.leases.find(number)
             if number in seen:
@@ -62,8 +76,12 @@ class LeasesAndSets(RuleBasedStateMachine):
                 assert number not in self.gone
             if number in self.gone:
                 assert found is None
-        if not self.held:
-            assert self.gone == self.retired
+
+    @precondition(lambda self: not self.held)
+    @rule()
+    def who_comes_and_goes_lets_the_rest_go(self) -> None:
+        give_back(self.leases, take(self.leases))
+        assert self.gone == self.retired
 
 
 LeasesAndSets.TestCase.settings = settings(max_examples=50, deadline=None)
@@ -81,25 +99,55 @@ class TestLeases:
     def test_a_reader_that_came_later_keeps_nothing(self) -> None:
         leases: Leases[str] = Leases()
         gone: list[int] = []
-        before = leases.begin()
+        before = take(leases)
         leases.retire(Retired(make_record(3), None, lambda: gone.append(3)))
-        after = leases.begin()
-        leases.end(before)
+        after = take(leases)
+        give_back(leases, before)
         assert gone == [3]
-        leases.end(after)
+        give_back(leases, after)
 
     def test_of_two_with_one_id_each_goes_in_its_time(self) -> None:
         leases: Leases[str] = Leases()
         gone: list[str] = []
-        first = leases.begin()
+        first = take(leases)
         leases.retire(Retired(make_record(3), "old", lambda: gone.append("old")))
-        second = leases.begin()
+        second = take(leases)
         leases.retire(Retired(make_record(3), "new", lambda: gone.append("new")))
-        leases.end(first)
+        give_back(leases, first)
         found = leases.find(3)
         assert gone == ["old"]
         assert found is not None
         assert found.resident == "new"
-        leases.end(second)
+        give_back(leases, second)
         assert gone == ["old", "new"]
         assert leases.find(3) is None
+
+    def test_what_a_reader_left_without_a_word_is_let_go_by_the_next(self) -> None:
+        leases: Leases[str] = Leases()
+        gone: list[int] = []
+        lease = take(leases)
+        leases.retire(Retired(make_record(3), None, lambda: gone.append(3)))
+        lease.release()  # and `end` is never called
+        assert gone == []
+        give_back(leases, take(leases))
+        assert gone == [3]
+        assert leases.threads() == set()
+
+    def test_a_forked_copy_keeps_its_own_reads_and_removes_nothing(self) -> None:
+        leases: Leases[str] = Leases()
+        gone: list[int] = []
+        other = threading.Thread(target=take, args=(leases,))
+        other.start()
+        other.join()
+        leases.retire(Retired(make_record(3), None, lambda: gone.append(3)))
+        lease = take(leases)
+        leases.retire(Retired(make_record(4), "rows", lambda: gone.append(4)))
+        leases.after_fork()
+        assert leases.threads() == {threading.get_ident()}
+        assert leases.find(3) is None
+        found = leases.find(4)
+        assert found is not None
+        assert found.resident == "rows"
+        give_back(leases, lease)
+        assert leases.find(4) is None
+        assert gone == []

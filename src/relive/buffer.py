@@ -39,6 +39,7 @@ from relive.formats import Format
 from relive.formats.base import Progress, no_progress
 from relive.index_file import METADATA_NAME, IndexContents, read_metadata
 from relive.journal_replay import Replay
+from relive.leases import Lease
 from relive.lifetime import close_at_exit, leave_alone, watch_forks
 from relive.limits import Limits
 from relive.options import (
@@ -410,7 +411,9 @@ class TrajectoryReplayBuffer(BufferReader):
         self._check_writable()
         path, disk = checked_path("save_path", save_path), self._store.disk
         check_apart(path, disk.folder if disk else None)
-        with self._store.settled_view(self.sample_window_size) as (view, contents):
+
+        def save(lease: Lease) -> None:
+            view, contents = self._store.settled_view(self.sample_window_size, lease)
             state = self.state_dict()
             save_checkpoint(
                 path,
@@ -420,6 +423,8 @@ class TrajectoryReplayBuffer(BufferReader):
                 ),
                 lambda whole: self._metadata_of(whole, "checkpoint", state),
             )
+
+        self._store.leased(save)
 
     def load_checkpoint(
         self,
@@ -476,10 +481,11 @@ class TrajectoryReplayBuffer(BufferReader):
             )
         # the counter keeps a later load from repeating the draws of this one
         counter = checkpoint.numbering.next_trajectory_id
-        if is_distributed and (world_size > 1 or saved is None):
-            self._draws.begin_stream((local_rank, world_size), counter)
-        elif saved is not None:
-            self._draws.go_on_from(saved, counter)
+        with self._store.lock:
+            if is_distributed and (world_size > 1 or saved is None):
+                self._draws.begin_stream((local_rank, world_size), counter)
+            elif saved is not None:
+                self._draws.go_on_from(saved, counter)
         if self._store.disk is not None:
             self._store.disk.note_state(self._store.index.numbering)
         if num_aside:

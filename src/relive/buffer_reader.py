@@ -17,13 +17,14 @@ from relive.errors import (
     EmptyBufferError,
     InvalidArgumentError,
 )
+from relive.leases import Lease
 from relive.memory import private_bytes
 from relive.options import check_kind, checked_count, checked_time_limit
 from relive.samplers import Draw
 from relive.snapshot import restore
 from relive.spec import Schema
 from relive.store import Store
-from relive.tensors import Framework, plain_wrapper
+from relive.tensors import Framework
 from relive.trajectory import Trajectory
 from relive.window import evicted_rows
 
@@ -47,7 +48,6 @@ class BufferReader:
         self._draws = draws
         self._plans: dict[tuple[tuple[str, ...] | None, ...], BatchPlan] = {}
         self._framework: Framework = framework
-        plain_wrapper(framework)  # imports PyTorch: a child forked amid that would wait for ever
 
     @property
     def sample_window_size(self) -> int:
@@ -121,6 +121,7 @@ class BufferReader:
             ColumnMismatchError: There is no such column.
             UnsupportedValueError: NumPy has no type for a column.
             MissingFileError: The file of a trajectory is gone.
+            ForkedError: This copy was forked amid a change, or while a load moved its files.
             StorageWriteError: The last load could not move its files into place.
             StorageError: The disk cannot read it.
             CorruptFileError: The file of a trajectory is damaged.
@@ -139,18 +140,23 @@ class BufferReader:
                 f"text is {text!r}, but must be 'strings', or 'codes' with return_info=True; codes "
                 "need the tables in info.texts"
             )
-        with self._store.view(self._sample_window_size) as view:
+
+        def read(lease: Lease) -> Tree | tuple[Tree, SampleInfo]:
+            view = self._store.view(self._sample_window_size, lease)
             if not view.window.num_rows or view.schema is None:
                 raise EmptyBufferError(
                     "the window has no row, but a draw needs one; call add_trajectories() first"
                 )
             plan = self._plan(view.schema, columns, self._draws.sampler.needs)
-            draw = self._draws.draw(view.window, num_chunks)
+            with self._store.lock:
+                draw = self._draws.draw(view.window, num_chunks)
             rows, tables = self._store.gather(draw.located, plan)
             info = self._info(draw, tables) if return_info else None
-        rows = self._draws.sampler.finish(rows, draw)
-        batch = build_batch(rows, tables, plan, text)
-        return batch if info is None else (batch, info)
+            rows = self._draws.sampler.finish(rows, draw)
+            batch = build_batch(rows, tables, plan, text)
+            return batch if info is None else (batch, info)
+
+        return self._store.leased(read)
 
     def _plan(
         self, schema: Schema, columns: Sequence[str] | None, needs: Sequence[str] = ()
@@ -199,6 +205,7 @@ class BufferReader:
             ColumnMismatchError: There is no such column.
             UnsupportedValueError: NumPy has no type for a column.
             MissingFileError: The file of a trajectory is gone.
+            ForkedError: This copy was forked amid a change, or while a load moved its files.
             StorageWriteError: The last load could not move its files into place.
             StorageError: The disk cannot read it.
             CorruptFileError: The file of a trajectory is damaged.
@@ -212,7 +219,9 @@ class BufferReader:
                 f"row_ids is {row_ids!r:.200}, but must be integers [N] with N of at least 1; give "
                 "such as info.row_ids of sample(..., return_info=True)"
             )
-        with self._store.view(0) as view:
+
+        def read(lease: Lease) -> Tree:
+            view = self._store.view(0, lease)
             if view.schema is None:
                 raise evicted_rows(ids)
             if ids.dtype.kind != "i" and len(beyond := ids[~_are_in_int64(ids)]):
@@ -220,7 +229,9 @@ class BufferReader:
             plan = self._plan(view.schema, columns)
             located = view.window.locate(ids.astype(np.int64))
             batch, tables = self._store.gather(located, plan)
-        return build_batch(batch, tables, plan, "strings")
+            return build_batch(batch, tables, plan, "strings")
+
+        return self._store.leased(read)
 
     def trajectory(self, trajectory_id: int) -> Trajectory:
         """Return one trajectory, bit-equal to what was added, T + E flag rows included.
@@ -229,6 +240,7 @@ class BufferReader:
             InvalidArgumentError: `trajectory_id` is no integer of at least 0.
             EvictedError: It is no longer there.
             MissingFileError: Its file is gone.
+            ForkedError: This copy was forked amid a change, or while a load moved its files.
             StorageWriteError: The last load could not move its files into place.
             StorageError: The disk cannot read it.
             CorruptFileError: Its file is damaged.
@@ -329,12 +341,13 @@ class BufferReader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return generator, sampler state and counters, as JSON values."""
-        numbering = self._store.index.numbering
-        return {
-            **self._draws.state_dict(),
-            "trajectory_counter": numbering.next_trajectory_id,
-            "next_row_id": numbering.next_row_id,
-        }
+        with self._store.lock:
+            numbering = self._store.index.numbering
+            return {
+                **self._draws.state_dict(),
+                "trajectory_counter": numbering.next_trajectory_id,
+                "next_row_id": numbering.next_row_id,
+            }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state: the next batch is the one that would have come.
@@ -351,7 +364,8 @@ class BufferReader:
         self._store.check_open()
         saved = BufferState.from_json(state)
         self._store.move_numbering(saved.next_trajectory_id, saved.next_row_id)  # may refuse
-        self._draws.load(saved)
+        with self._store.lock:
+            self._draws.load(saved)
         if self._store.disk is not None:
             self._store.disk.note_state(self._store.index.numbering)
 

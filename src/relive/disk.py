@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from relive import files
 from relive.disk_errors import naming_disk_errors
-from relive.errors import StorageError, StorageWriteError
+from relive.errors import ForkedError, StorageError, StorageWriteError
 from relive.folder import OpenedFolder, finish_moves, naming_folder, set_aside
 from relive.format_set import FormatSet
 from relive.formats import FileFormat
@@ -81,8 +81,7 @@ class Disk:
         self._forgotten: dict[int, Record] = {}  # as they were stored, until they are removed
         self._unsynced = Unsynced()
         self._is_exported = opened.found is None or opened.found.is_exported
-        self.is_in_place = True
-        """Whether all files are where they are read."""
+        self._is_in_place = True
         self._next_export_at = 0.0
         self._is_closed = False
         self.writer.start()
@@ -106,15 +105,15 @@ class Disk:
         """Refuse to read files while another trajectory's may lie in the place of one loaded.
 
         Raises:
+            ForkedError: This copy was forked while a load moved them.
             StorageWriteError: The last load could not move all files into place.
         """
-        if not self.is_in_place:
+        if not self._is_in_place:
             if os.getpid() != self._process:
-                raise StorageWriteError(
+                raise ForkedError(
                     f"rows of {str(self.folder)!r} were asked for, but this copy was forked while "
                     "load_checkpoint() moved files into their places, so it cannot tell where "
-                    "they are; fork once that has returned",
-                    path=str(self.folder),
+                    "they are; fork once that has returned"
                 )
             raise StorageWriteError(
                 f"files that the last load brought into {str(self.folder)!r} are not all in their "
@@ -317,7 +316,7 @@ class Disk:
             leaving.extend(record for record in present if record.trajectory_id not in stays)
             order = [record.trajectory_id for record in records]
             self._journal.load(loaded, kept, order, numbering, schema, incoming.name)
-            self.is_in_place = False
+            self._is_in_place = False
             until_then = "all is loaded, but can be read only when its files are in their places"
             self.writer.submit(Job("the loaded index", move, until_then=until_then))
             on_noted()  # after it, for limits may remove files that are still to be moved
@@ -328,7 +327,7 @@ class Disk:
             finish_moves(self.folder, self.formats, loaded, incoming.name)
             self._journal.mark_moved()
             self.formats.take_up(self.folder, Index.over(self._journal.contents.records))
-            self.is_in_place = True
+            self._is_in_place = True
             self._is_exported = False
             self._export(is_closing=False)
 

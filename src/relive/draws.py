@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ __all__ = ["Draws"]
 
 
 class Draws:
-    """Draws rows by a sampler from a stream of its own. Any thread may call any method."""
+    """Draws rows by a sampler from a stream of its own. The caller holds the store's lock."""
 
     def __init__(self, sampler: Sampler, seed: int, stream: Sequence[int]) -> None:
         """Begin a stream.
@@ -41,24 +40,19 @@ class Draws:
         self.stream = tuple(stream)
         """What is mixed into the seed."""
         self._rng = new_generator(seed, self.stream)
-        self.lock = threading.RLock()  # a signal may come in the middle, and its handler draw
-        """Guards all of it."""
 
     def draw(self, window: Window, num: int) -> Draw:
         """Choose rows of a window that has some."""
-        with self.lock:
-            self.num_drawn += num
-            return self.sampler.draw(window, num, self._rng)
+        self.num_drawn += num
+        return self.sampler.draw(window, num, self._rng)
 
     def on_add(self, record: Record) -> None:
         """Let the sampler hear of a trajectory that was added."""
-        with self.lock:
-            self.sampler.on_add(record)
+        self.sampler.on_add(record)
 
     def on_remove(self, record: Record) -> None:
         """Let the sampler hear of a trajectory that was evicted or deleted."""
-        with self.lock:
-            self.sampler.on_remove(record)
+        self.sampler.on_remove(record)
 
     def begin_stream(self, stream: Sequence[int], *more: int) -> None:
         """Go on with another stream of the same seed.
@@ -67,30 +61,27 @@ class Draws:
             stream: Takes the place of the present one.
             more: Mixed in now, so that beginning the same stream again gives other draws.
         """
-        with self.lock:
-            self.stream = tuple(stream)
-            self._rng = new_generator(self.seed, (*self.stream, *more))
+        self.stream = tuple(stream)
+        self._rng = new_generator(self.seed, (*self.stream, *more))
 
     def state_dict(self) -> dict[str, Any]:
         """Return generator, sampler state and count, as JSON values."""
-        with self.lock:
-            return {
-                "version": STATE_VERSION,
-                "seed": self.seed,
-                "stream": list(self.stream),
-                "generator": generator_to_json(self._rng),
-                "sampler": {"name": self.sampler.name, "state": dict(self.sampler.state_dict())},
-                "sampled_chunks": self.num_drawn,
-            }
+        return {
+            "version": STATE_VERSION,
+            "seed": self.seed,
+            "stream": list(self.stream),
+            "generator": generator_to_json(self._rng),
+            "sampler": {"name": self.sampler.name, "state": dict(self.sampler.state_dict())},
+            "sampled_chunks": self.num_drawn,
+        }
 
     def load(self, saved: BufferState) -> None:
         """Go on from a saved state; that of another kind of sampler is left out, with a warning."""
         name = saved.sampler_name
-        with self.lock:
-            if name == self.sampler.name:
-                self.sampler.load_state_dict(saved.sampler_state)
-            self.seed, self.stream, self._rng = saved.seed, saved.stream, saved.generator
-            self.num_drawn = saved.num_drawn
+        if name == self.sampler.name:
+            self.sampler.load_state_dict(saved.sampler_state)
+        self.seed, self.stream, self._rng = saved.seed, saved.stream, saved.generator
+        self.num_drawn = saved.num_drawn
         if name != self.sampler.name:
             warn(f"the saved state is of sampler {name!r}, so {self.sampler.name!r} starts anew")
 
@@ -110,5 +101,4 @@ class Draws:
 
     def after_fork(self) -> None:
         """Become a forked child's copy, on a stream of its own."""
-        self.lock = threading.RLock()
         self._rng = new_generator(self.seed, (*self.stream, os.getpid()))

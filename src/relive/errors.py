@@ -13,7 +13,7 @@ other buffers keep catching what they caught::
     ├── EmptyBufferError (RuntimeError)           there is no row to draw
     ├── EvictedError (LookupError)                the rows or trajectories asked for are gone
     ├── ClosedError (RuntimeError)                the buffer or channel is closed
-    ├── ForkedError (RuntimeError)                a forked copy was asked to write
+    ├── ForkedError (RuntimeError)                a forked copy was asked for what it cannot do
     ├── TimeLimitError (TimeoutError)             a wait reached its time limit
     ├── MissingPackageError (ImportError)         an optional package is not installed
     ├── StorageError (OSError)                    the disk did not do what was asked
@@ -130,7 +130,11 @@ class ClosedError(ReplayError, RuntimeError):
 
 
 class ForkedError(ReplayError, RuntimeError):
-    """A forked copy of a buffer was asked to write; only the process that opened it may."""
+    """A forked copy of a buffer was asked for what it cannot do.
+
+    Only the process that opened the buffer may write; and a copy that was made amid a change, or
+    while a load moved files, gives no rows.
+    """
 
 
 class TimeLimitError(ReplayError, TimeoutError):

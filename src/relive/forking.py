@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from relive.draws import Draws
-from relive.lifetime import Lock
+from relive.lifetime import ReentrantLock
 from relive.store import Store
 
 __all__ = ["Forking"]
@@ -19,13 +19,12 @@ class Forking:
         self._store = store
         self._draws = draws
 
-    def locks(self) -> Iterator[Lock]:
-        """Yield what keeps other threads from changing anything, each once the last is held."""
-        yield self._store.lock
-        yield self._draws.lock
+    def locks(self) -> Iterator[ReentrantLock]:
+        """Yield the locks that keep other threads from changing anything; see `Forkable`."""
+        yield self._store.lock  # while it is not held, the store may get another index
         yield from self._store.index.locks()
 
-    def after_fork(self) -> None:
-        """After the fork, in the child."""
+    def after_fork(self, *, is_whole: bool) -> None:
+        """After the fork, in the child; see `Forkable`."""
         self._draws.after_fork()
-        self._store.after_fork()
+        self._store.after_fork(is_whole=is_whole)

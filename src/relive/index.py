@@ -8,7 +8,6 @@ as it was while the index goes on.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from relive.errors import EvictedError, InvalidArgumentError
 from relive.id_table import IdTable
+from relive.lifetime import ReentrantLock
 from relive.numbering import Numbering
 from relive.record import Record
 from relive.record_table import RecordTable
@@ -290,7 +290,7 @@ class Index:
             self._by_row = (key, RowOrder(firsts))
         return self._by_row[1]
 
-    def locks(self) -> Iterator[threading.RLock]:
+    def locks(self) -> Iterator[ReentrantLock]:
         """Yield what guards the table of stored records, which others change too."""
         if self._stored is not None:
             yield self._stored.lock

@@ -11,7 +11,14 @@ import weakref
 from collections.abc import Iterable
 from typing import Protocol
 
-__all__ = ["Closable", "Forkable", "Lock", "close_at_exit", "leave_alone", "watch_forks"]
+__all__ = [
+    "Closable",
+    "Forkable",
+    "ReentrantLock",
+    "close_at_exit",
+    "leave_alone",
+    "watch_forks",
+]
 
 _log = logging.getLogger("relive")
 
@@ -25,8 +32,8 @@ class Closable(Protocol):
         """Store everything and let go."""
 
 
-class Lock(Protocol):
-    """A lock that a thread may take again while it has it."""
+class ReentrantLock(Protocol):
+    """A lock that a thread may take again while it has it: a signal's handler may fork."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Take it; tell whether it was had in time."""
@@ -38,22 +45,38 @@ class Lock(Protocol):
 class Forkable(Protocol):
     """Something that other threads change while this process forks."""
 
-    def locks(self) -> Iterable[Lock]:
-        """Yield what keeps other threads from changing anything, each once the last is held."""
+    def locks(self) -> Iterable[ReentrantLock]:
+        """Yield the locks that keep other threads from changing anything.
 
-    def after_fork(self) -> None:
-        """Become the child's copy, which shares nothing with the parent's threads."""
+        Each is taken before the next is asked for, which it may decide.
+        """
+
+    def after_fork(self, *, is_whole: bool) -> None:
+        """Become the child's copy, which shares nothing with the parent's threads.
+
+        Args:
+            is_whole: Whether all locks were held, so that nothing was copied amid a change.
+        """
 
 
 _open: set[Closable] = set()
-_forkable: weakref.WeakKeyDictionary[Forkable, None] = weakref.WeakKeyDictionary()  # in order
+# in order, as no WeakSet is: threads that fork at once take the locks in the same order
+_forkable: weakref.WeakKeyDictionary[Forkable, None] = weakref.WeakKeyDictionary()
+
+
+class _Fork:
+    """What one fork holds, and what it could not get hold of."""
+
+    def __init__(self) -> None:
+        self.locks: list[ReentrantLock] = []
+        self.torn: list[Forkable] = []
 
 
 class _Held(threading.local):
-    """What this thread holds while it forks: of each fork, as a signal may fork amid another."""
+    """The forks that this thread is at: several when a signal's handler forks amid one."""
 
     def __init__(self) -> None:
-        self.forks: list[list[Lock]] = []
+        self.forks: list[_Fork] = []
 
 
 _held = _Held()
@@ -89,32 +112,34 @@ def _close(closable: Closable) -> None:
         _log.exception("a buffer that was not closed could not store everything at exit")
 
 
+def _watched() -> list[Forkable]:
+    # at once, as `list` of the dictionary is not: another thread may be opening a buffer
+    found = [reference() for reference in _forkable.keyrefs()]
+    return [one for one in found if one is not None]
+
+
 def _before_fork() -> None:
     # else the child could copy what another thread has changed by half
-    held: list[Lock] = []
-    _held.forks.append(held)
-    for forkable in list(_forkable):
+    fork = _Fork()
+    _held.forks.append(fork)
+    for forkable in _watched():
         for lock in forkable.locks():
             if not lock.acquire(timeout=_PATIENCE_S):
-                _log.warning(
-                    "a thread has kept a buffer locked for %g s while this process forks, so the "
-                    "child may find it changed by half; fork when no other thread uses it",
-                    _PATIENCE_S,
-                )
+                fork.torn.append(forkable)
                 break
-            held.append(lock)
+            fork.locks.append(lock)
 
 
 def _after_fork_in_parent() -> None:
-    for lock in reversed(_held.forks.pop()):
+    for lock in reversed(_held.forks.pop().locks):
         lock.release()
 
 
 def _after_fork_in_child() -> None:
-    _held.forks.pop()
+    torn = _held.forks.pop().torn
     _open.clear()
-    for forkable in list(_forkable):
-        forkable.after_fork()
+    for forkable in _watched():
+        forkable.after_fork(is_whole=all(forkable is not one for one in torn))
 
 
 if hasattr(os, "register_at_fork"):

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
 
 from relive.cache import TrajectoryCache
 from relive.describe import describe
 from relive.disk import Disk
+from relive.errors import TimeLimitError
 from relive.index import Index
 from relive.index_file import IndexContents
-from relive.leases import Leases, Retired
+from relive.leases import Lease, Retired
 from relive.limits import Limits
 from relive.listeners import Listeners
 from relive.numbering import Numbering
@@ -288,33 +290,40 @@ class Store(StoreReader):
             self.disk.writer.raise_failure_or_retry()
             self.disk.flush(timeout_s)
 
-    @contextmanager
-    def settled_view(self, size: int) -> Iterator[tuple[View, IndexContents]]:
-        """Yield a view whose trajectories are all stored, and the index of just these.
+    def settled_view(self, size: int, lease: Lease) -> tuple[View, IndexContents]:
+        """Return a view whose trajectories are all stored, and the index of just these.
 
         A store without a disk has no records for it.
+
+        Args:
+            size: As `view` says.
+            lease: Likewise.
 
         Raises:
             StorageWriteError: Something could not be stored.
             TimeLimitError: The write queue did not empty.
             ClosedError: The store is closed.
         """
-        with ExitStack() as held:
-            with self._adding:
-                self.flush()
-                view = held.enter_context(self.view(size))
-                contents = IndexContents(numbering=self.index.numbering, schema=view.schema)
-                if self.disk is not None:
-                    ids = view.window.trajectory_ids
-                    contents.records = self.disk.contents.records.selection(ids)
-            yield view, contents
+        with self._adding:
+            self.flush()
+            view = self.view(size, lease)
+            contents = IndexContents(numbering=self.index.numbering, schema=view.schema)
+            if self.disk is not None:
+                ids = view.window.trajectory_ids
+                contents.records = self.disk.contents.records.selection(ids)
+            return view, contents
 
-    def after_fork(self) -> None:
-        """Become a forked child's copy: no thread of the parent will ever give a lock back."""
+    def after_fork(self, *, is_whole: bool) -> None:
+        """Become a forked child's copy: no thread of the parent will ever give a lock back.
+
+        Args:
+            is_whole: Whether no thread was amid a change; else nothing is given out any more.
+        """
+        self._is_torn = not is_whole
         self.lock = threading.RLock()
         self._adding = threading.RLock()
         self._changed = threading.Condition(self.lock)
-        self._leases = Leases()
+        self._leases.after_fork()
         self._is_replacing = False  # who was at it is not here
         self.index.after_fork()
         self.listeners = Listeners()
@@ -349,13 +358,20 @@ class Store(StoreReader):
         `close` lets the files go.
 
         Raises:
-            TimeLimitError: A reader did not end within `STALL_LIMIT_S`.
+            TimeLimitError: A reader did not end within `STALL_LIMIT_S`, or would not: this
+                thread is amid a read.
         """
         with self.lock:
+            if get_ident() in self._leases.threads():
+                raise TimeLimitError(
+                    "a signal's handler closes the buffer, or loads into it, but came amid a read "
+                    "of its own thread, which would not end meanwhile; do it after the handler, as "
+                    "sys.exit() there does: what is open is closed at exit"
+                )
             self._is_replacing = True
         try:
             with self.lock:
-                self._wait_for(lambda: not self._leases.num_held, "all running reads to end")
+                self._wait_for(lambda: not self._leases.threads(), "all running reads to end")
             yield
         finally:
             with self.lock:

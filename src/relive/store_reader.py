@@ -7,19 +7,20 @@ A trajectory's rows come from memory while no file has them, else from the cache
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import NDArray
 
 from relive.batches import BatchPlan
 from relive.cache import TrajectoryCache
 from relive.disk import Disk
-from relive.errors import ClosedError, TimeLimitError
+from relive.errors import ClosedError, ForkedError, TimeLimitError
 from relive.gather import KeptRows, RowSource, row_source
 from relive.index import Index
-from relive.leases import Leases
+from relive.leases import Lease, Leases
 from relive.output_pool import OutputPool
 from relive.record import Record
 from relive.row_reading import read_rows
@@ -29,6 +30,11 @@ from relive.window import Located, Window
 from relive.writer import STALL_LIMIT_S
 
 __all__ = ["Resident", "StoreReader", "View"]
+
+_Result = TypeVar("_Result")
+
+_LOOK_AGAIN_S = 0.5
+"""How often is looked for reads that ended without a word, by a signal handler's exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,33 +47,13 @@ class Resident:
     """Its columns as rows."""
 
 
-class View:
-    """A window whose rows stay readable until a block `with` it ends."""
+class View(NamedTuple):
+    """A window whose rows stay readable as long as its lease."""
 
-    __slots__ = ("_lease", "_store", "schema", "window")
-
-    def __init__(
-        self, store: StoreReader, lease: int, window: Window, schema: Schema | None
-    ) -> None:
-        """Take what was begun under the store's lock."""
-        self._store = store
-        self._lease = lease
-        self.window = window
-        """The trajectories."""
-        self.schema = schema
-        """What each of them has; None when there was none yet."""
-
-    def __enter__(self) -> View:
-        """Return the view itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Let go what only this view could still read."""
-        store = self._store
-        with store.lock:
-            store._leases.end(self._lease)
-            if store._is_replacing:  # only then somebody waits for it
-                store._changed.notify_all()
+    window: Window
+    """The trajectories."""
+    schema: Schema | None
+    """What each of them has; None when there was none yet."""
 
 
 class StoreReader:
@@ -95,6 +81,7 @@ class StoreReader:
         self._resident: dict[int, Resident] = {}
         self._leases: Leases[Resident] = Leases()
         self._is_replacing = False
+        self._is_torn = False
         self.is_closed = False
         """Whether `close` came; look at it under the lock, or when nothing hangs on it."""
         if disk is not None:
@@ -137,11 +124,28 @@ class StoreReader:
             if record.trajectory_id not in self._cache:
                 self._hold(record, self.read(record.trajectory_id), has_file=True)
 
-    def view(self, size: int) -> View:
-        """Return the newest trajectories, 0 = all, readable until a block `with` them ends.
+    def leased(self, read: Callable[[Lease], _Result]) -> _Result:
+        """Call what reads with a lease for `view`, which ends with the call; return its result."""
+        lease = Lease()
+        try:
+            with lease:
+                return read(lease)
+        finally:
+            with self.lock:
+                self._leases.end(lease)
+                if self._is_replacing:  # only then somebody waits for it
+                    self._changed.notify_all()
+
+    def view(self, size: int, lease: Lease) -> View:
+        """Return the newest trajectories, readable as long as the caller holds the lease.
+
+        Args:
+            size: How many; 0 = all.
+            lease: From `leased`.
 
         Raises:
             ClosedError: The store is closed.
+            ForkedError: This copy was forked amid a change, or while a load moved its files.
             StorageWriteError: The last load could not move its files into place.
             TimeLimitError: A load, or `close`, did not end within `STALL_LIMIT_S`.
         """
@@ -149,18 +153,25 @@ class StoreReader:
             if self._is_replacing:
                 self._wait_for(lambda: not self._is_replacing, "a load or close() to end")
             self.check_open()
-            if self.disk is not None and not self.disk.is_in_place:
+            if self.disk is not None:
                 self.disk.check_in_place()
-            return View(self, self._leases.begin(), self.index.window(size), self.schema)
+            self._leases.begin(lease)
+            return View(self.index.window(size), self.schema)
 
     def check_open(self) -> None:
         """Refuse what comes after `close`, or waited for its end.
 
         Raises:
             ClosedError: The store is closed.
+            ForkedError: This copy was forked amid a change.
         """
         if self.is_closed:
             raise ClosedError("the buffer is closed, but only an open one is of use; open another")
+        if self._is_torn:
+            raise ForkedError(
+                "this copy was forked while another thread changed the buffer, but only one that "
+                "was forked between two changes has right rows; fork again"
+            )
 
     def find(self, trajectory_id: int) -> tuple[Record, Resident | None]:
         """Return a record, and its rows while no file has them, retired ones included.
@@ -181,14 +192,18 @@ class StoreReader:
             EvictedError: It is not there.
             MissingFileError: Its file is not there.
             CorruptFileError: Its file is damaged.
-            ClosedError, StorageWriteError, TimeLimitError: As `view` says.
+            ClosedError, ForkedError, StorageWriteError, TimeLimitError: As `view` says.
         """
-        with self.view(1):
+
+        def read(lease: Lease) -> Snapshot:
+            self.view(1, lease)
             record, resident = self.find(trajectory_id)
             if resident is not None:
                 return resident.snapshot
             assert self.disk is not None
             return self.disk.formats.of(record).read(self.disk.folder, record)
+
+        return self.leased(read)
 
     def gather(
         self, located: Located, plan: BatchPlan
@@ -207,8 +222,10 @@ class StoreReader:
         return record, resident.rows if resident else self._cache.get(trajectory_id)
 
     def _wait_for(self, is_true: Callable[[], bool], what: str) -> None:
-        if not self._changed.wait_for(is_true, STALL_LIMIT_S):
-            raise TimeLimitError(
-                f"waited {STALL_LIMIT_S:g} s for {what}, but it goes on; look at the threads that "
-                "use this buffer"
-            )
+        deadline = time.monotonic() + STALL_LIMIT_S
+        while not self._changed.wait_for(is_true, _LOOK_AGAIN_S):
+            if time.monotonic() >= deadline:
+                raise TimeLimitError(
+                    f"waited {STALL_LIMIT_S:g} s for {what}, but it goes on; look at the threads "
+                    "that use this buffer"
+                )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from relive.dtypes import DTYPE_NAMES, has_numpy_type, storage_dtype
 from relive.errors import UnsupportedValueError
+from relive.importing import importing
 from relive.memory import own_copy
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ def plain_wrapper(framework: Framework) -> Callable[[NDArray[Any]], Any]:
     """Return what does the work of `wrap_out` for element types that NumPy has."""
     if framework == "numpy":
         return _itself
-    import torch
+    with importing.lock:
+        import torch
 
     return torch.from_numpy
 
@@ -154,7 +156,8 @@ def wrap_out(array: NDArray[Any], dtype: str, framework: Framework, column: str)
                 column=column,
             )
         return array
-    import torch
+    with importing.lock:
+        import torch
 
     if has_numpy_type(dtype):
         return torch.from_numpy(array)
@@ -188,7 +191,8 @@ def convert(values: NDArray[Any], dtype: str, target: str) -> NDArray[Any] | Non
 
 
 def _convert_by_torch(values: NDArray[Any], dtype: str, target: str) -> NDArray[Any] | None:
-    import torch
+    with importing.lock:
+        import torch
 
     if "_x2" in dtype + target:  # two numbers in one element
         return None

@@ -34,6 +34,7 @@ from relive.formats.layouts import layout_of
 from relive.formats.mappings import Mappings
 from relive.formats.torchfile import Decoded, read_torch_file
 from relive.gather import KeptRows, RowSource
+from relive.importing import importing
 from relive.mapped_files import map_readonly
 from relive.record import ColumnLayout, Layout, Record, shared_location
 from relive.snapshot import Snapshot
@@ -166,7 +167,8 @@ class _WatchedFile:
 
 
 def _save(tree: Tree, file: BinaryIO) -> None:
-    import torch
+    with importing.lock:
+        import torch
 
     target = _WatchedFile(file)
     try:

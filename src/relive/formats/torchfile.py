@@ -19,6 +19,7 @@ from relive.errors import CorruptFileError, UnsafePickleError
 from relive.formats.archive import Member, read_members
 from relive.formats.tensorpickle import Storage, TensorGlobals, storage_of
 from relive.formats.unpickle import unpickle
+from relive.importing import importing
 
 __all__ = ["Decoded", "read_torch_file"]
 
@@ -111,7 +112,8 @@ class _Reader:
 
 
 def _load_with_torch(memory: memoryview, because: UnsafePickleError | None = None) -> Decoded:
-    import torch
+    with importing.lock:
+        import torch
 
     try:
         tree = torch.load(io.BytesIO(memory), map_location="cpu", weights_only=True)

@@ -10,6 +10,7 @@ from relive.columns import Tree, unflatten
 from relive.compat.rlinf.trajectory import as_trajectory
 from relive.errors import ColumnMismatchError
 from relive.fields import TREE_FIELDS
+from relive.importing import importing
 from relive.interventions import named_columns
 from relive.options import checked_list
 from relive.tensors import copy_in, is_array, is_tensor, wrap_out
@@ -75,7 +76,8 @@ def _join(name: str, values: list[Any]) -> Any:
 
 
 def _join_tensors(name: str, values: list[Any]) -> Any:
-    import torch
+    with importing.lock:
+        import torch
 
     tensors = [v if is_tensor(v) else wrap_out(*copy_in(v, name), "torch", name) for v in values]
     kinds = [f"{one.dtype} [{one.shape[0]}, B, {list(one.shape[2:])}]" for one in tensors]
