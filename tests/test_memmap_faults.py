@@ -31,7 +31,7 @@ from relive.formats import MemmapFormat
 from relive.formats.memmap.mapped_table import MappedTable
 from relive.formats.memmap.segment_folder import SegmentFolder
 from relive.journal import Journal
-from relive.record import PLACE_BITS
+from relive.places import PLACE_BITS
 from segments import segments_of
 from trajectories import check_rows, same_trajectory, side_entries, traj
 
@@ -417,10 +417,11 @@ class TestReentry:
                     number: int = number,
                     calls: itertools.count[int] = calls,
                     inner: list[Any] = inner,
-                ) -> None:
-                    copy(self, *args)
+                ) -> int:
+                    num_faults = copy(self, *args)
                     if next(calls) == number:
                         inner.append(buffer.sample(16, return_info=True))
+                    return num_faults
 
                 with monkeypatch.context() as patch:
                     patch.setattr(MappedTable, "_copy", sample_after)

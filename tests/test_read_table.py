@@ -14,7 +14,7 @@ from processes import num_open_below
 from relive import files
 from relive.formats.memmap.read_table import ReadTable
 from relive.formats.memmap.tables import UnknownSegmentError
-from relive.record import PLACE_BITS
+from relive.places import PLACE_BITS
 
 ROWS, LONG_S = 5, 30.0
 

@@ -101,7 +101,7 @@ class TestEviction:
         )
         with TrajectoryReplayBuffer() as buffer:
             buffer.add_trajectories([traj(7)])
-            with pytest.raises(MissingFileError, match="close the buffer that evicts") as caught:
+            with pytest.raises(MissingFileError, match="or evict from it") as caught:
                 buffer.load_checkpoint(tmp_path / "saved")
             assert caught.value.path.endswith("trajectory_1_.pt")
             check_rows(buffer.sample(3))

@@ -63,11 +63,11 @@ class BatchPlan:
     only_read: frozenset[str]
     """Those of them that the caller does not get."""
     plain: frozenset[str]
-    """Those of the others that are handed over as they are."""
+    """Those of the others whose storage type is their own NumPy type."""
     framework: Framework
-    """What batches are made of."""
+    """Whose arrays the caller gets."""
     wrap_plain: Callable[[NDArray[Any]], Any]
-    """Makes such a column what the caller gets."""
+    """Makes what the caller gets of a column in `plain`."""
 
     @classmethod
     def of(

@@ -18,8 +18,9 @@ from relive.checkpoint import (
     save_checkpoint,
     write_trajectories,
 )
+from relive.checkpoint_contents import Checkpoint
 from relive.checkpoint_loading import restore_entries
-from relive.checkpoint_reading import Checkpoint, read_checkpoint, rereading, warn_of_writers
+from relive.checkpoint_reading import read_checkpoint, rereading, warn_of_writers
 from relive.disk import Disk, Durability
 from relive.disk_errors import naming_disk_errors
 from relive.draws import Draws

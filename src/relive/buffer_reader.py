@@ -46,7 +46,7 @@ class BufferReader:
         self._store = store
         self._sample_window_size = sample_window_size
         self._draws = draws
-        self._plans: dict[tuple[tuple[str, ...] | None, ...], BatchPlan] = {}
+        self._plans: dict[tuple[tuple[str, ...] | None, tuple[str, ...]], BatchPlan] = {}
         self._framework: Framework = framework
 
     @property
@@ -133,7 +133,7 @@ class BufferReader:
             raise InvalidArgumentError(
                 f"num_chunks is {num_chunks}, but must be at most {_MOST_CHUNKS}; draw more often"
             )
-        if return_info is not False:
+        if return_info is not False:  # a call less, as most say nothing
             check_kind("return_info", return_info, bool)
         if text not in ("strings", "codes") or (text == "codes" and not return_info):
             raise InvalidArgumentError(
@@ -162,13 +162,12 @@ class BufferReader:
         self, schema: Schema, columns: Sequence[str] | None, needs: Sequence[str] = ()
     ) -> BatchPlan:
         """Return what batches of these columns are made of; the same as before if it still is."""
-        key: tuple[tuple[str, ...] | None, ...] = (None, tuple(needs))
-        if columns is not None:
-            if not isinstance(columns, (list, tuple)) or not all(
-                isinstance(name, str) for name in columns
-            ):  # no key, and most likely refused
-                return BatchPlan.of(schema, columns, needs, self._framework)
-            key = (tuple(columns), tuple(needs))
+        is_named = columns is None or (
+            isinstance(columns, (list, tuple)) and all(isinstance(name, str) for name in columns)
+        )
+        if not is_named:  # no key, and most likely refused
+            return BatchPlan.of(schema, columns, needs, self._framework)
+        key = None if columns is None else tuple(columns), tuple(needs)
         plan = self._plans.get(key)
         if plan is None or plan.schema is not schema:
             plan = BatchPlan.of(schema, columns, needs, self._framework)

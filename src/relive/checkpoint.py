@@ -7,7 +7,6 @@ there, so the place always holds the old one whole or the new one whole.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +35,8 @@ from relive.index_file import (
     write_metadata,
 )
 from relive.index_writer import IndexWriter
-from relive.record import Record, segments_of
+from relive.places import segments_of
+from relive.record import Record
 from relive.record_table import RecordTable
 from relive.store import Store
 from relive.store_reader import View
@@ -95,7 +95,7 @@ def save_checkpoint(
     what = f"the checkpoint {str(path)!r} could not be written"
     with naming_disk_errors(StorageWriteError, path, what, "what stood there is as it was"):
         # else a link would be replaced, and what it leads to be left
-        path = Path(os.path.realpath(path))
+        path = files.real_path(path)
         _check_place(path)
         finish_exchange(path, tidy=True)
         with files.building_folder(path) as folder:
@@ -273,10 +273,13 @@ def check_apart(path: Path, store: Path | None) -> None:
 
     Raises:
         InvalidArgumentError: It would.
+        StorageWriteError: Links on the way lead to each other.
     """
     if store is None:
         return
-    place, own = Path(os.path.realpath(path)), Path(os.path.realpath(store))
+    what = f"the checkpoint {str(path)!r} could not be written"
+    with naming_disk_errors(StorageWriteError, path, what, "choose another path"):
+        place, own = files.real_path(path), files.real_path(store)
     if place == own or own in place.parents or place in own.parents:
         raise InvalidArgumentError(
             f"the checkpoint {str(path)!r} and the store {str(store)!r} lie in one another, but "

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from relive import files
-from relive.checkpoint_reading import Entry
+from relive.checkpoint_contents import Entry
 from relive.disk_errors import naming_disk_errors
 from relive.entry_reading import EntryReader
 from relive.errors import StorageError

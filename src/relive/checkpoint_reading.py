@@ -7,20 +7,16 @@ own folder can be read too, also one whose writer was killed.
 
 from __future__ import annotations
 
-import os
-import re
-from bisect import bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from relive import files
 from relive.checkpoint import finish_exchange
+from relive.checkpoint_contents import Checkpoint, Entry
 from relive.disk_errors import naming_disk_errors
 from relive.errors import (
-    ColumnMismatchError,
     CorruptFileError,
     MissingFileError,
     StorageError,
@@ -33,75 +29,16 @@ from relive.journal_lines import JOURNAL_NAME
 from relive.journal_replay import replay
 from relive.locks import FolderLock
 from relive.numbering import Numbering
-from relive.record import Record
+from relive.rank_folders import merged, rank_folders
 from relive.record_table import RecordTable
-from relive.spec import Schema
 from relive.warning import warn
 
-__all__ = ["Checkpoint", "Entry", "read_checkpoint", "rereading", "warn_of_writers"]
-
-_RANK_FOLDER = re.compile(r"rank_(\d+)")
-_RANK_FOLDER_BETWEEN = re.compile(r"\.(rank_\d+)\.(?:new|old)")
+__all__ = ["read_checkpoint", "rereading", "warn_of_writers"]
 
 _MOST_READINGS = 20
-"""How often a checkpoint is read that is replaced each time meanwhile."""
+"""How often a checkpoint is read that is replaced, or a store that evicts, each time meanwhile."""
 
 _Read = TypeVar("_Read")
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One trajectory of a checkpoint."""
-
-    folder: Path
-    """The folder with its file."""
-    format: str
-    """Name of the format of its file."""
-    records: Mapping[int, Record]
-    """Where its record is looked up; empty when RLinf wrote it."""
-    foreign: Mapping[str, Any]
-    """RLinf's index entry; empty when there is a record."""
-    saved_id: int
-    """Its id in the checkpoint."""
-    trajectory_id: int
-    """Its id after loading: that of the checkpoint, unless two folders use it."""
-    first_row_id: int
-    """Row id of its row 0 after loading, likewise."""
-    num_rows: int
-    """T * B, as the index says."""
-
-    @property
-    def record(self) -> Record | None:
-        """Its record, read anew each time: a million of them would take a gigabyte.
-
-        None when RLinf wrote it.
-        """
-        return self.records.get(self.saved_id)
-
-    def path(self, formats: FormatSet) -> Path:
-        """Return its file."""
-        record = self.record
-        if record is not None:
-            return formats.of(record).path(self.folder, record)
-        suffix = formats.with_files(self.format).suffix
-        name = (
-            f"trajectory_{self.foreign['trajectory_id']}_{self.foreign['model_weights_id']}{suffix}"
-        )
-        return self.folder / name
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """What one checkpoint says, from one folder or several."""
-
-    entries: Sequence[Entry]
-    """Oldest first."""
-    numbering: Numbering
-    """Ids that are free after it."""
-    schema: Schema | None
-    """What each trajectory has; None when RLinf wrote it."""
-    state: Mapping[str, Any] | None
-    """The buffer's state, when there is one folder and we wrote it."""
 
 
 def read_checkpoint(path: Path, formats: FormatSet) -> Checkpoint:
@@ -119,7 +56,7 @@ def read_checkpoint(path: Path, formats: FormatSet) -> Checkpoint:
     """
     what = f"the checkpoint {str(path)!r} could not be read"
     with naming_disk_errors(StorageError, path, what, "check path and permissions"):
-        return rereading(path, lambda: _read_checkpoint(Path(os.path.realpath(path)), formats))
+        return rereading(path, lambda: _read_checkpoint(files.real_path(path), formats))
 
 
 def rereading(path: Path, read: Callable[[], _Read]) -> _Read:
@@ -151,9 +88,8 @@ def rereading(path: Path, read: Callable[[], _Read]) -> _Read:
         return read()
     except (MissingFileError, CorruptFileError) as error:
         raise type(error)(
-            f"{str(path)!r} was read {_MOST_READINGS} times, but each time something went while "
-            "it was read; close the buffer that evicts from it, or save a checkpoint of it and "
-            f"read that (at last: {error})",
+            f"{str(path)!r} was read {_MOST_READINGS} times, but changed each time meanwhile; let "
+            f"no program save there, or evict from it, while it is read (at last: {error})",
             path=error.path,
         ) from error
 
@@ -167,7 +103,7 @@ def warn_of_writers(path: Path, own: Path | None = None) -> None:
     """
     for folder in (path, *sorted(path.glob("rank_*"))):
         owner = FolderLock.owner_of(folder)
-        if owner and (own is None or os.path.realpath(folder) != os.path.realpath(own)):
+        if owner and (own is None or files.real_path(folder) != files.real_path(own)):
             warn(
                 f"{str(folder)!r} is open for writing by {owner}: what is not stored yet is not "
                 "read; flush or close it first for all of it"
@@ -195,7 +131,7 @@ def _read_checkpoint(path: Path, formats: FormatSet) -> Checkpoint:
             f"{str(path)!r} is {found}, but a checkpoint is a folder; check the path",
             path=str(path),
         )
-    if files.exists(path / METADATA_NAME) or not (ranks := _rank_folders(path)):
+    if files.exists(path / METADATA_NAME) or not (ranks := rank_folders(path)):
         return _read_folder(path, formats)
     parts = [_read_folder(folder, formats) for folder in ranks]
     strides = {part.numbering.stride for part in parts}
@@ -205,29 +141,7 @@ def _read_checkpoint(path: Path, formats: FormatSet) -> Checkpoint:
             "ranks; restore the others, or load the folders one by one",
             path=str(path),
         )
-    return _merge(parts, path)
-
-
-def _rank_folders(path: Path) -> list[Path]:
-    """Return the `rank_*` folders in a folder by their numbers, which must have no gap."""
-    names = files.list_names(path)
-    for name in names:
-        if match := _RANK_FOLDER_BETWEEN.fullmatch(name):
-            finish_exchange(path / match[1], tidy=False)
-    found = {
-        int(match[1]): path / name
-        for name in files.list_names(path)
-        if (match := _RANK_FOLDER.fullmatch(name)) and (path / name).is_dir()
-    }
-    missing = sorted(set(range(max(found, default=-1) + 1)) - found.keys())
-    if missing:
-        raise MissingFileError(
-            f"{str(path)!r} holds {len(found)} rank folders, but lacks "
-            f"{', '.join(f'rank_{number}' for number in missing[:5])}; restore what is missing, or "
-            "load the folders one by one",
-            path=str(path),
-        )
-    return [found[number] for number in sorted(found)]
+    return merged(parts, path)
 
 
 def _read_folder(folder: Path, formats: FormatSet) -> Checkpoint:
@@ -263,8 +177,7 @@ def _read_checked(folder: Path, metadata: Mapping[str, Any], formats: FormatSet)
 def _read_store(folder: Path, formats: FormatSet) -> Checkpoint:
     """Read a store's folder by its journal, whose metadata may be old or missing."""
     found = replay(folder)
-    # those that a killed load had still to move
-    incoming = None if found.moving is None else folder / Path(found.moving).name
+    incoming = None if found.moving is None else folder / found.moving
     entries = _entries_of(folder, found.contents.records, formats, incoming)
     state = None
     if found.is_closed:
@@ -281,7 +194,8 @@ def _entries_of(
         folder: Where they are.
         records: Of them.
         formats: Know the names of their files.
-        incoming: Where files of some still are, whose places others may have.
+        incoming: Where files that a killed load had to move may still be. They are looked for
+            there first: in the folder, another trajectory's file may have the name.
     """
     names = ("trajectory_id", "first_row_id", "num_rows")
     numbers = zip(*(records.column(name).tolist() for name in names), strict=True)
@@ -357,60 +271,3 @@ def _check_there(path: Path, trajectory_id: int) -> None:
             "restore it from a copy",
             path=str(path),
         )
-
-
-def _merge(parts: Sequence[Checkpoint], path: Path) -> Checkpoint:
-    """Join the folders of several ranks into one list in order of arrival."""
-    schemas = [part.schema for part in parts if part.schema is not None]
-    if any(schema.columns != schemas[0].columns for schema in schemas):
-        raise ColumnMismatchError(
-            f"the rank folders in {str(path)!r} hold different columns "
-            f"({' / '.join(', '.join(schema.columns) for schema in schemas)}), but are joined only "
-            "when alike; load them one by one"
-        )
-    entries = [entry for part in parts for entry in part.entries]
-    uuids = [record.uuid for entry in entries if (record := entry.record) is not None]
-    if len(set(uuids)) != len(uuids):
-        raise CorruptFileError(
-            f"the rank folders in {str(path)!r} hold a trajectory twice, but each rank saves its "
-            "own; restore the folders of one save, or load them one by one",
-            path=str(path),
-        )
-    numbering = Numbering(
-        max(part.numbering.next_trajectory_id for part in parts),
-        1,
-        max(part.numbering.next_row_id for part in parts),
-    )
-    entries.sort(key=lambda entry: entry.trajectory_id)
-    entries, numbering = _renumber(entries, numbering)
-    return Checkpoint(entries, numbering, schemas[0] if schemas else None, None)
-
-
-def _renumber(entries: Sequence[Entry], numbering: Numbering) -> tuple[list[Entry], Numbering]:
-    """Give new ids to trajectories whose ids or row ids another folder uses too.
-
-    Ranks that each began a buffer of their own all count from 0. The outcome depends on the
-    folders alone, so all ranks that load them agree.
-    """
-    ids: set[int] = set()
-    rows: list[tuple[int, int]] = []  # first and one past the last of each taken range
-    result = []
-    for entry in entries:
-        first, stop = entry.first_row_id, entry.first_row_id + entry.num_rows
-        place = bisect_right(rows, (first, stop))
-        is_taken = (
-            entry.trajectory_id in ids
-            or (place > 0 and rows[place - 1][1] > first)
-            or (place < len(rows) and rows[place][0] < stop)
-        )
-        if is_taken:
-            entry = replace(
-                entry,
-                trajectory_id=numbering.next_trajectory_id,
-                first_row_id=numbering.next_row_id,
-            )
-            numbering = numbering.after(entry.num_rows)
-        ids.add(entry.trajectory_id)
-        insort(rows, (entry.first_row_id, entry.first_row_id + entry.num_rows))
-        result.append(entry)
-    return result, numbering

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from uuid import NAMESPACE_OID, uuid5
 
-from relive.checkpoint_reading import Entry
+from relive.checkpoint_contents import Entry
 from relive.describe import describe
 from relive.errors import CorruptFileError
 from relive.format_set import FormatSet

@@ -40,6 +40,7 @@ __all__ = [
     "read_at",
     "read_bytes",
     "read_part",
+    "real_path",
     "remove",
     "remove_any",
     "remove_folder",
@@ -73,6 +74,20 @@ def create_new_folder(path: Path) -> None:
 def exists(path: Path) -> bool:
     """Tell whether there is anything of this name, a dangling link included."""
     return os.path.lexists(path)
+
+
+def real_path(path: Path) -> Path:
+    """Return where links lead. `Path.resolve` raises `RuntimeError` of some, before Python 3.13.
+
+    Raises:
+        OSError: Links lead to each other.
+    """
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise
+    return Path(os.path.realpath(path))
 
 
 def list_names(folder: Path) -> list[str]:

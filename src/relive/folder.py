@@ -35,7 +35,8 @@ from relive.journal_lines import JOURNAL_NAME
 from relive.journal_replay import PREVIOUS_SUFFIX, Replay, replay
 from relive.locks import LOCK_NAME, FolderLock
 from relive.numbering import Numbering
-from relive.record import Record, segments_of
+from relive.places import segments_of
+from relive.record import Record
 from relive.warning import cause_of, warn
 
 __all__ = [
@@ -278,7 +279,7 @@ def finish_moves(
     folder: Path, formats: FormatSet, records: Iterable[Record], incoming: str
 ) -> None:
     """Move what a load brought in to its place; what is there already stays."""
-    source = folder / Path(incoming).name
+    source = folder / incoming
     for record in records:
         form = formats.of(record)
         if files.exists(form.path(source, record)):

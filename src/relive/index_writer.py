@@ -27,9 +27,11 @@ from relive.record_table import RecordTable
 
 __all__ = ["IndexWriter"]
 
-_SLICE = 20  # records or layouts encoded between two chances for other threads to run
-_COPIED = 100  # and records whose text is there already
-_RUN = 250  # and such records in one piece
+# How much is written between two chances for other threads to run, each a fifth of a millisecond:
+_SLICE = 20  # records or layouts that are encoded
+_COPIED = 100  # records whose text is there already
+_RUN = 250  # records whose text is there in one piece
+_LISTED = 300  # ids
 _POWERS_OF_10 = 10 ** np.arange(1, 19)
 
 
@@ -105,7 +107,7 @@ class IndexWriter:
         yield LIST
         ids = iter(records)
         separator = ""
-        while numbers := list(islice(ids, 15 * _SLICE)):
+        while numbers := list(islice(ids, _LISTED)):
             yield (separator + ", ".join(map(str, numbers))).encode("ascii")
             separator = ", "
             self._between_slices()

@@ -34,6 +34,7 @@ PREVIOUS_SUFFIX = ".previous"
 """Ends the names of index and journal of the generation before."""
 
 
+_NO_NAMES = frozenset({"", ".", ".."})
 _NO_CHANGES = frozenset({"begin", "open", "layout", "moved", "synced", "close"})
 
 
@@ -169,10 +170,10 @@ class Replay:
                 self.unsynced.pop(trajectory_id, None)
         elif op == "begin":
             self.unsynced = dict.fromkeys(change["unsynced"])
-            self.moving = change["moving"]
+            self.moving = _checked_name(change["moving"])
         elif op == "load":
             self.unsynced.clear()
-            self.moving = str(change["moving"])
+            self.moving = _checked_name(change["moving"])
         elif op == "moved":
             self.moving = None
         elif op in {"synced", "close"}:
@@ -183,6 +184,15 @@ class Replay:
         self.is_closed = False
         if not is_synced:
             self.unsynced[trajectory_id] = None
+
+
+def _checked_name(moving: object) -> str | None:
+    if moving is not None and (not isinstance(moving, str) or "/" in moving or moving in _NO_NAMES):
+        raise CorruptFileError(
+            f"a load moves from {moving!r:.100}, but the journal names folders inside its own; "
+            "restore the folder from a copy"
+        )
+    return moving
 
 
 def _schema_of(change: dict[str, Any]) -> Schema | None:

@@ -46,7 +46,7 @@ _COUNTS_ARE_EXACT = "free-threading" not in sys.version
 """Without the global lock a count may be seen too low while others change it."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True)  # not frozen: each batch makes one, which would take twice the time
 class Outputs:
     """Where the rows of one batch go."""
 
@@ -176,8 +176,8 @@ class _Block:
         large = [[name] for name, size in row_bytes.items() if size >= _PAGE_BYTES]
         expected = [self._add_owner(num_rows, columns, row_bytes, each) for each in (small, *large)]
         self._columns = {name: self._columns[name] for name in columns}  # in the order asked for
-        # Counted by the very code that looks later; yet never more than the views here account
-        # for, should a debugger hold an owner in this moment: that would hide a holder for ever.
+        # Counted as `outputs_if_free` counts; yet never more than the views here account for,
+        # should a debugger hold an owner in this moment: that would hide a holder for ever.
         self._free_counts = list(map(min, _counts(list(self._owners)), expected))
 
     def _add_owner(

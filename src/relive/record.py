@@ -19,22 +19,20 @@ import xxhash
 
 from relive.dtypes import storage_dtype
 from relive.errors import CorruptFileError, FormatVersionError
+from relive.places import PLACE_BITS
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
 __all__ = [
     "CHECKSUM_BYTES",
     "NOTHING",
-    "PLACE_BITS",
     "ColumnLayout",
     "Layout",
     "Record",
     "interned",
     "natural",
     "quoted_weights_id",
-    "segments_of",
     "shared_location",
 ]
 
@@ -182,15 +180,6 @@ def natural(number: Any) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 63:
         raise ValueError(f"{number!r:.40} is no natural number below 2**63")
     return number
-
-
-PLACE_BITS = 40
-"""A place is a segment's number shifted left by so many bits, plus a row in the segment."""
-
-
-def segments_of(places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the numbers of the segments that places are in, below 0 where a place is."""
-    return places >> PLACE_BITS
 
 
 CHECKSUM_BYTES = 8

@@ -189,6 +189,7 @@ class Located:
         Below 0 for rows of trajectories that lie in no segment.
         """
         places = self.window.origins.take(self.position)
+        # not by the property alone: after a copy has emptied the caches a call costs 1 µs
         places += self.ordinals if self._ordinals is None else self._ordinals
         return places
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from relive import files
 from relive.cli.programs import programs_folder
 from relive.errors import MissingFileError
 from relive.index_file import METADATA_NAME
@@ -54,7 +55,7 @@ def _say_what_is_inside(folder: Path, error: MissingFileError) -> None:
     """Name the stores in a folder that is none itself, such as that of the demo."""
     from relive.maintenance import find_stores
 
-    if error.path != str(folder.resolve() / METADATA_NAME):
+    if error.path != str(files.real_path(folder) / METADATA_NAME):
         return  # it is one, or a parent of ranks, and lacks something else
     inside = find_stores(folder, at_most=_MOST_STORES + 1)
     if not inside:

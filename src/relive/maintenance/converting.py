@@ -11,7 +11,8 @@ from typing import Any
 
 from relive import files
 from relive.checkpoint import check_apart, metadata_of, save_checkpoint
-from relive.checkpoint_reading import Checkpoint, read_checkpoint, rereading, warn_of_writers
+from relive.checkpoint_contents import Checkpoint
+from relive.checkpoint_reading import read_checkpoint, rereading, warn_of_writers
 from relive.entry_reading import EntryReader
 from relive.errors import ReplayError, StoreExistsError
 from relive.format_set import FormatSet

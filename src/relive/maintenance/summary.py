@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from relive import files
-from relive.checkpoint_reading import Checkpoint, Entry, read_checkpoint
+from relive.checkpoint_contents import Checkpoint, Entry
+from relive.checkpoint_reading import read_checkpoint
 from relive.errors import ReplayError
 from relive.format_set import FormatSet
 from relive.index_file import METADATA_NAME, read_metadata

@@ -41,7 +41,8 @@ from relive.index import Index
 from relive.limits import Limits
 from relive.options import check_choice, checked_count
 from relive.output_pool import Outputs
-from relive.record import Record, segments_of
+from relive.places import by_segment
+from relive.record import Record
 from relive.snapshot import Snapshot
 from relive.texts import TextGroup
 from relive.window import Window
@@ -107,13 +108,13 @@ class MemmapFormat(PlacedFormat):
     def take_up(self, folder: Path, index: Index, limits: Limits | None = None) -> None:
         """Get to know a store; see `Format.take_up`."""
         window = index.window(0)
-        by_segment = _by_segment(window)
+        grouped = _by_segment(window)
         known = self._folder(folder)
         if limits is not None:
             known.limits = limits
         known.take_up(
-            {segment: len(mine) for segment, mine in by_segment},
-            [index.get(int(window.trajectory_ids[mine[-1]])) for _, mine in by_segment],
+            {segment: len(mine) for segment, mine in grouped},
+            [index.get(int(window.trajectory_ids[mine[-1]])) for _, mine in grouped],
         )
 
     def check(self, snapshot: Snapshot) -> None:
@@ -187,10 +188,8 @@ class MemmapFormat(PlacedFormat):
         self, folder: Path, places: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> Iterator[TextGroup]:
         """Tell what codes stand for, segment by segment; see `PlacedFormat.text_groups`."""
-        segments = segments_of(places[positions])
-        for segment in np.unique(segments).tolist():
-            path = segment_path(folder, segment)
-            yield positions[segments == segment], partial(_texts_of, path)
+        for segment, mine in by_segment(places[positions]):
+            yield positions[mine], partial(_texts_of, segment_path(folder, segment))
 
     def path(self, folder: Path, record: Record) -> Path:
         """Return the folder of a trajectory's segment."""
@@ -305,11 +304,8 @@ class MemmapFormat(PlacedFormat):
 
 def _by_segment(window: Window) -> list[tuple[int, NDArray[np.int64]]]:
     """Return each segment's number and its trajectories' positions, as they lie in it."""
-    places = window.places
-    order = np.argsort(places, kind="stable")
-    order = order[np.searchsorted(places[order], 0) :]  # those without a place are the first
-    numbers, starts = np.unique(segments_of(places[order]), return_index=True)
-    return list(zip(numbers.tolist(), np.split(order, starts[1:]), strict=False))
+    placed = np.flatnonzero(window.places >= 0)
+    return [(number, placed[mine]) for number, mine in by_segment(window.places[placed])]
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from relive.address_range import AddressRange
 from relive.announcing import Announcer, announce, num_faults
 from relive.errors import CorruptFileError
 from relive.formats.memmap.tables import Table, UnknownSegmentError
-from relive.record import PLACE_BITS
+from relive.places import PLACE_BITS
 
 __all__ = ["MappedTable"]
 
@@ -133,11 +133,11 @@ class MappedTable(Table):
         announcer = self.announcer
         if not announcer.is_on and len(rows) * self.row_bytes >= _MANY_BYTES:
             # a sixteenth tells whether the others are cold too, before each of them is waited for
-            first = len(rows) // 16
-            few = {further: out[:first] for further, out in outputs.items()}
-            announcer.learn(self._copy(number, rows[:first], few), first)
-            rows = rows[first:]
-            outputs = {further: out[first:] for further, out in outputs.items()}
+            num_first = len(rows) // 16
+            few = {further: out[:num_first] for further, out in outputs.items()}
+            announcer.learn(self._copy(number, rows[:num_first], few), num_first)
+            rows = rows[num_first:]
+            outputs = {further: out[num_first:] for further, out in outputs.items()}
         copy = self._copy_announced if announcer.is_on else self._copy
         found = copy(number, rows, outputs)
         if found or announcer.is_on:
@@ -167,7 +167,8 @@ class MappedTable(Table):
             for told in chunks[num_told : at + _CHUNKS_AHEAD]:
                 announce(first[told], ends[told])
                 num_told += 1
-            found += self._copy(number, rows[chunk], {n: out[chunk] for n, out in outputs.items()})
+            parts = {further: out[chunk] for further, out in outputs.items()}
+            found += self._copy(number, rows[chunk], parts)
         return found
 
     def close(self) -> None:

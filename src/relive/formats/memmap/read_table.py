@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from relive import files
 from relive.formats.memmap.tables import Table, UnknownSegmentError
-from relive.record import PLACE_BITS
+from relive.places import PLACE_BITS, by_segment
 
 __all__ = ["ReadTable"]
 
-_MOST_OPEN = 16
+_MOST_IDLE = 16  # descriptors kept open while nobody reads by them
 
 
 class ReadTable(Table):
@@ -63,10 +63,8 @@ class ReadTable(Table):
         if not self._paths.keys() >= set(segments.tolist()):
             raise UnknownSegmentError
         rows = places & ((1 << PLACE_BITS) - 1)
-        order = np.argsort(places)
-        starts = np.flatnonzero(np.diff(segments[order], prepend=-1))
-        for mine in np.split(order, starts[1:]):
-            with self._lend(int(segments[mine[0]])) as descriptor:
+        for segment, mine in by_segment(places):
+            with self._lend(segment) as descriptor:
                 for at in mine.tolist():
                     for further, out in outputs.items():
                         start = (int(rows[at]) + further) * self.row_bytes
@@ -90,7 +88,7 @@ class ReadTable(Table):
                     files.close(descriptor)  # discarded meanwhile, or another thread's is there
                 else:
                     self._idle[segment] = descriptor
-                    if len(self._idle) > _MOST_OPEN:
+                    if len(self._idle) > _MOST_IDLE:
                         files.close(self._idle.popitem(last=False)[1])
 
     def close(self) -> None:

@@ -22,7 +22,8 @@ from relive.formats.memmap.packing import Packed
 from relive.formats.memmap.segment_rows import ROWS_NAME
 from relive.formats.memmap.segment_spec import SegmentSpec
 from relive.formats.memmap.segment_texts import ENDS_NAME, TEXTS_NAME, TextWriter
-from relive.record import PLACE_BITS, natural
+from relive.places import PLACE_BITS
+from relive.record import natural
 
 __all__ = [
     "HEAD_NAME",

@@ -21,7 +21,8 @@ from relive.formats.memmap.segment_spec import SegmentSpec
 from relive.formats.memmap.tables import Table, UnknownSegmentError
 from relive.gather import Lacking
 from relive.output_pool import Outputs
-from relive.record import Record, segments_of
+from relive.places import segments_of
+from relive.record import Record
 from relive.warning import warn
 
 __all__ = ["SegmentReader"]
@@ -84,7 +85,7 @@ class SegmentReader:
         segments = segments_of(places)
         try:
             return self._gather(segments, places, outputs)
-        except UnknownSegmentError:  # as a few times only
+        except UnknownSegmentError:  # once a segment: to suppress it would cost each batch a call
             return self._gather_unknown(segments, places, outputs)
 
     def _gather_unknown(
@@ -107,9 +108,9 @@ class SegmentReader:
         if len(layouts) == 1:
             layout = layouts[0]
             layout.take(segments, places, outputs.items)
-            if outputs.columns.keys() <= layout.names:
+            if outputs.columns.keys() <= layout.spec.by_name.keys():
                 return {}
-            lacks = outputs.columns.keys() - layout.names
+            lacks = outputs.columns.keys() - layout.spec.by_name.keys()
             return dict.fromkeys(lacks, np.arange(len(segments)))
         if segments.max() >= len(layout_of) or (layout_of[segments] < 0).any():
             raise UnknownSegmentError

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from relive.dtypes import items_dtype
 from relive.formats.memmap.segment_spec import SegmentSpec
 from relive.formats.memmap.tables import Table
-from relive.record import PLACE_BITS
+from relive.places import PLACE_BITS
 
 __all__ = ["ROWS_NAME", "MakeTable", "SegmentRows"]
 
@@ -35,8 +35,6 @@ class SegmentRows:
         """Begin without segments."""
         self.spec = spec
         """Their layout."""
-        self.names = spec.names
-        """Full names of their columns."""
         self.records = make_table(spec.stride, np.dtype((np.void, spec.stride)))
         """Their records."""
         self.frames = tuple(
@@ -54,6 +52,7 @@ class SegmentRows:
             num_rows: How many rows it will have at most.
 
         Raises:
+            CorruptFileError: A file is larger than so many rows are.
             OSError: A file cannot be opened.
             MemoryError: There are no addresses to map it at.
         """
@@ -90,7 +89,7 @@ class SegmentRows:
                 are left as they are.
 
         Raises:
-            UnknownSegmentError: A segment is not known; nothing was copied.
+            UnknownSegmentError: A segment is not known; some rows may have been copied.
             CorruptFileError: A record names a frame that is not there.
             OSError: A file cannot be read.
         """

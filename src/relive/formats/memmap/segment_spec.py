@@ -11,7 +11,7 @@ of an episode, so a run of T steps takes T + 1 frames and not 2 T.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, KeysView, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -125,26 +125,22 @@ class SegmentSpec:
     """Large columns."""
     stride: int
     """Bytes of one record, a multiple of 8."""
-    _by_name: dict[str, Field] = field(init=False, repr=False, compare=False)
+    by_name: Mapping[str, Field] = field(init=False, repr=False, compare=False)
+    """Each column by its full name."""
 
     def __post_init__(self) -> None:
         """Look columns up by name."""
         large = (column for group in self.groups for column in group.columns)
         by_name = {column.name: column for column in (*self.fields, *large)}
-        object.__setattr__(self, "_by_name", by_name)
+        object.__setattr__(self, "by_name", by_name)
 
     def __hash__(self) -> int:
         """Return the hash of what is compared."""
         return hash((self.fields, self.groups, self.stride))
 
-    @property
-    def names(self) -> KeysView[str]:
-        """Full names of all columns."""
-        return self._by_name.keys()
-
     def __contains__(self, name: object) -> bool:
         """Tell whether there is a column of this name."""
-        return name in self._by_name
+        return name in self.by_name
 
     @classmethod
     def of(cls, columns: Mapping[str, tuple[str, tuple[int, ...]]]) -> SegmentSpec:

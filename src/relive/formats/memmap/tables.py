@@ -50,6 +50,7 @@ class Table(ABC):
             num_rows: How many rows it will have at most.
 
         Raises:
+            CorruptFileError: The file is larger than so many rows are.
             OSError: The file cannot be opened.
             MemoryError: There are no addresses to map it at.
         """
@@ -94,7 +95,7 @@ class Table(ABC):
             outputs: Items `[N]` of one row each, by what is added to the row for them, 0 or 1.
 
         Raises:
-            UnknownSegmentError: A segment is not known; nothing was copied.
+            UnknownSegmentError: A segment is not known; some rows may have been copied.
             OSError: A file cannot be read.
         """
 
