@@ -430,7 +430,9 @@ class TestDamagedCheckpoint:
         (tmp_path / "saved").write_text("mine")
         buffer = with_three("memory", tmp_path)
         unchanged = Unchanged(buffer, tmp_path)
-        with pytest.raises(MissingFileError, match="is a file, but a checkpoint is a folder"):
+        with pytest.raises(
+            MissingFileError, match="is a file, but a store or checkpoint is a folder"
+        ):
             buffer.load_checkpoint(tmp_path / "saved")
         with pytest.raises(StoreExistsError, match="is a file"):
             buffer.save_checkpoint(tmp_path / "saved")

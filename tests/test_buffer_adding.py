@@ -147,6 +147,14 @@ class TestAllOrNothing:
             buffer.add_trajectories(trajectories())
         assert (len(buffer), buffer.trajectory_counter) == (0, 0)
 
+    def test_it_is_told_which_one_is_bad(self) -> None:
+        buffer = TrajectoryReplayBuffer()
+        for bad in (without("rewards"), changed("rewards", np.zeros((3, 4)))):
+            with pytest.raises(ColumnMismatchError, match=r"^trajectories\[1\]: .*rewards"):
+                buffer.add_trajectories([traj(0), bad, traj(2)])
+        with pytest.raises(ColumnMismatchError, match=r"^column 'rewards'"):
+            buffer.add_trajectories([bad])
+
     def test_an_empty_list_adds_nothing(self) -> None:
         assert TrajectoryReplayBuffer().add_trajectories([]) == []
 

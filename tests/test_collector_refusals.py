@@ -176,6 +176,16 @@ class TestWrongParts:
         assert state_of(collector) == before
         assert collector.flush() == []
 
+    @pytest.mark.parametrize("at", [Key(step=2), Key(step=99), Key(epoch=1)])
+    def test_what_no_trajectory_has_is_refused_of_one_that_left_too(self, at: Key) -> None:
+        """Whoever publishes it counts otherwise, and half of what he has would be lost unseen."""
+        collector = TrajectoryCollector(2)
+        add_all(collector, [Key(step=0).env_part(), Key(step=1).env_part()])
+        with pytest.raises(PartMismatchError, match=r"is past the last (step|epoch)"):
+            collector.add(at.env_part())
+        stats = collector.get_stats()
+        assert (stats["num_late_parts"], stats["num_refused_parts"]) == (0, 1)
+
     def test_only_values_come_after_the_last_step(self) -> None:
         collector = TrajectoryCollector(3, bootstrap_values=True)
         with pytest.raises(PartMismatchError, match=r"after the last only prev_values"):

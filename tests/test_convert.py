@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import relive
 from buffers import ks_of
 from programs import run_program
 from relive import Trajectory, TrajectoryReplayBuffer
+from relive.cli.commands import main
 from relive.errors import (
     CorruptFileError,
     InvalidArgumentError,
@@ -220,6 +223,33 @@ class TestRefusals:
 
 
 class TestCommand:
+    def test_a_folder_around_a_store_and_an_open_one_are_told_in_a_line(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with TrajectoryReplayBuffer(
+            auto_save=True, auto_save_path=str(tmp_path / "run" / "buffer")
+        ) as buffer:
+            buffer.add_trajectories([traj(0)])
+            buffer.flush()
+            call = ["relive", "convert", str(tmp_path / "run"), str(tmp_path / "to"), "--to", "pkl"]
+            monkeypatch.setattr(sys, "argv", call)
+            with pytest.raises(SystemExit) as left:
+                main()
+            inside = f"relive convert {tmp_path / 'run' / 'buffer'} {tmp_path / 'to'} --to pkl`"
+            assert left.value.code == 1
+            assert inside in capsys.readouterr().err
+            call[2] = str(tmp_path / "run" / "buffer")
+            monkeypatch.setattr(warnings, "showwarning", None)  # put back at the end
+            warnings.simplefilter("always")
+            with pytest.raises(SystemExit) as left:
+                main()
+            told = capsys.readouterr()
+            assert left.value.code == 0
+            assert told.err.startswith("note: ")
+            assert told.err.count("\n") == 1
+            assert "is open for writing" in told.err
+            assert "1 trajectory written" in told.out
+
     def test_it_says_what_it_wrote_and_what_to_do_next(self, tmp_path: Path) -> None:
         fill(tmp_path / "store", "pt")
         told = run_program(

@@ -330,6 +330,13 @@ class TestKills:
                 buffer.trajectory(1)
             check_rows(buffer.gather([0, 24]))
 
+    def test_one_that_is_open_elsewhere_is_not_said_to_be_free(self, tmp_path: Path) -> None:
+        with (
+            open_store(tmp_path / "store"),
+            pytest.raises(StoreExistsError, match=r"open for writing by .*; close it there first"),
+        ):
+            open_store(tmp_path / "store")
+
     def test_orphan_files_are_reported_and_their_ids_not_given_again(self, tmp_path: Path) -> None:
         folder = tmp_path / "store"
         fill(folder)

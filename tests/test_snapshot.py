@@ -246,6 +246,30 @@ class TestSideValues:
 
 
 class TestFields:
+    def test_its_text_has_shapes_in_place_of_values(self) -> None:
+        trajectory = Trajectory(
+            model_weights_id="w", actions=ROWS, curr_obs={"arm": {"q": ROWS}}, extras={"seed": 3}
+        )
+        shape = f"{ROWS.dtype} {list(ROWS.shape)}"
+        assert repr(trajectory) == (
+            f"Trajectory(model_weights_id='w', actions={shape}, "
+            f"curr_obs={{'arm': {{'q': {shape}}}}}, extras={{'seed': 3}})"
+        )
+
+    @pytest.mark.parametrize(
+        ("fields", "told"),
+        [
+            ({"actions": np.zeros((0, 2, 3))}, r"leave a trajectory without rows out"),
+            ({"actions": np.zeros((2, 4)), "rewards": np.zeros((4, 2))}, "as 'actions' says"),
+            ({"rewards": ROWS, "extras": {"x": np.full((2, 2), None)}}, "is an array of object"),
+        ],
+    )
+    def test_what_does_not_fit_is_told_with_what_it_does_not_fit(
+        self, fields: dict[str, Any], told: str
+    ) -> None:
+        with pytest.raises((ColumnMismatchError, UnsupportedValueError), match=told):
+            take_snapshot(Trajectory(**fields))
+
     @pytest.mark.parametrize("value", [None, {"rewards": ROWS}, [Trajectory()], ROWS])
     def test_only_a_trajectory_is_taken(self, value: Any) -> None:
         with pytest.raises(UnsupportedValueError, match=r"only relive\.Trajectory can be added"):

@@ -49,6 +49,19 @@ def schema_of(declared: Columns, *snapshots: Snapshot) -> Schema:
 
 
 class TestFirstTrajectory:
+    @pytest.mark.parametrize("default", [[0.0, 0.0], "none"])
+    def test_a_default_that_is_no_row_of_the_column_is_what_is_wrong(self, default: Any) -> None:
+        declared = Columns(optional={"extras/x": default})
+        with pytest.raises(
+            ColumnMismatchError,
+            match=r"extras/x is float32 \[1\], not .* as its default is.*give extras/x a default",
+        ):
+            schema_of(declared, snapshot(x=column(1)))
+
+    def test_a_default_of_none_is_told_as_one(self) -> None:
+        with pytest.raises(UnsupportedValueError, match="default of column 'extras/x' is None"):
+            Columns(optional={"extras/x": None})
+
     def test_it_says_what_holds(self) -> None:
         schema = schema_of(Columns(), snapshot(x=column(4), task=["a", "b"]))
         assert schema.columns == {

@@ -51,6 +51,7 @@ from relive.options import (
     checked_path,
     checked_stream,
     checked_time_limit,
+    naming_item,
 )
 from relive.randomness import DEFAULT_SEED, checked_seed
 from relive.samplers import Sampler, Uniform
@@ -228,10 +229,11 @@ class TrajectoryReplayBuffer(BufferReader):
         try:
             metadata = read_metadata(disk.folder / METADATA_NAME)
             saved = BufferState.from_json(metadata["relive"]["state"])
-        except (CorruptFileError, MissingFileError, StorageError, KeyError) as error:
-            # who was killed early has written none
-            if found.was_closed or not isinstance(error, MissingFileError):
-                warn(f"the store's draws do not go on where they were: {error}")
+        except MissingFileError:
+            if found.was_closed:  # else it was killed before it wrote one
+                warn(f"the store's draws do not go on where they were: its {METADATA_NAME} is gone")
+        except (CorruptFileError, StorageError, KeyError) as error:
+            warn(f"the store's draws do not go on where they were: {error}")
         if saved is not None:
             if given not in (None, DEFAULT_SEED, saved.seed):
                 warn(
@@ -273,7 +275,11 @@ class TrajectoryReplayBuffer(BufferReader):
         """
         self._check_writable()
         given = checked_list("trajectories", trajectories, "trajectories")
-        return self._store.put([take_snapshot(trajectory) for trajectory in given])
+        snapshots = []
+        for place, trajectory in enumerate(given):
+            with naming_item("trajectories", place, len(given)):
+                snapshots.append(take_snapshot(trajectory))
+        return self._store.put(snapshots)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything added so far is stored as `durability` says.

@@ -128,7 +128,7 @@ def _read_checkpoint(path: Path, formats: FormatSet) -> Checkpoint:
     if not path.is_dir():
         found = "a file" if files.exists(path) else "not there"
         raise MissingFileError(
-            f"{str(path)!r} is {found}, but a checkpoint is a folder; check the path",
+            f"{str(path)!r} is {found}, but a store or checkpoint is a folder; check the path",
             path=str(path),
         )
     if files.exists(path / METADATA_NAME) or not (ranks := rank_folders(path)):

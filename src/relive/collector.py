@@ -52,12 +52,13 @@ class TrajectoryCollector:
     `model_weights_id` is the one that its parts name; one made from the versions
     (`relive.collection.blocks.weights_id`) when they name none or several; else "".
 
-    **Twice, late, never.** A part that comes again with the same values is counted and ignored.
-    So is one of a trajectory that has left, whatever its values, and one of an incarnation that a
-    newer one has replaced. Finished trajectories are remembered as one counter per group and at
-    most `max_open` numbers above it; when more finish before a number of which nothing has come,
-    that number is given up, which is logged as a warning. Groups are never forgotten: each costs
-    about 1 kB.
+    **Twice, late, never.** A part that comes again with the same values is counted and ignored. So
+    is one of a trajectory that has left, whatever its values, and one of an incarnation that a
+    newer one has replaced. A part of an epoch or step that no trajectory has is an error whenever
+    it comes: its publisher counts otherwise than the collector. Finished trajectories are
+    remembered as one counter per group and at most `max_open` numbers above it; when more finish
+    before a number of which nothing has come, that number is given up, which is logged as a
+    warning. Groups are never forgotten: each costs about 1 kB.
 
     **Restarts.** The first part of a newer incarnation closes what the older one left, which is
     logged as a warning: whole epochs leave as a trajectory, and the complete chunk steps of the

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from relive.dtypes import TEXT, has_numpy_type, storage_dtype
+from relive.errors import UnsupportedValueError
 from relive.tensors import convert, copy_in, is_array
 
 __all__ = ["ColumnSpec", "Default", "row_from_json", "row_to_json"]
@@ -78,7 +79,14 @@ class Default:
         """
         if isinstance(value, str):
             return cls(str.__str__(value), ColumnSpec(TEXT))
-        row, dtype = copy_in(value if is_array(value) else np.asarray(value), name)
+        array = value if is_array(value) else np.asarray(value)
+        if array.dtype == object:
+            raise UnsupportedValueError(
+                f"the default of column {name!r} is {value!r:.100}, but must be a number, an array "
+                "or tensor of numbers, or a text; give what stands for a row that has none",
+                column=name,
+            )
+        row, dtype = copy_in(array, name)
         return cls(row, ColumnSpec(dtype, row.shape))
 
     def value_for(self, spec: ColumnSpec) -> NDArray[Any] | str | None:

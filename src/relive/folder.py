@@ -166,10 +166,13 @@ def _check_contents(folder: Path, if_exists: IfExists) -> None:
     names = files.list_names(folder) if folder.is_dir() else []
     others = [n for n in names if n != LOCK_NAME and not files.is_temporary(n)]
     if JOURNAL_NAME in names and if_exists == "refuse":
+        owner = FolderLock.owner_of(folder)
+        cure = "open it with if_exists='resume', replace it with if_exists='overwrite'"
+        if owner:
+            cure = "close it there first, to resume or overwrite it here"
         raise StoreExistsError(
-            f"{str(folder)!r} holds a store already, but a new one needs a folder of its own; open "
-            "it with if_exists='resume', replace it with if_exists='overwrite', or choose another "
-            "path",
+            f"{str(folder)!r} holds a store already{f', open for writing by {owner}' * bool(owner)}"
+            f", but a new one needs a folder of its own; {cure}, or choose another path",
             path=str(folder),
         )
     if others and JOURNAL_NAME not in names:
@@ -228,15 +231,18 @@ def _repair(folder: Path, formats: FormatSet, found: Replay) -> None:
     known = {segment_path(folder, number).name for number in numbers if number >= 0}
     inside = [name.removeprefix(f"{SEGMENTS_NAME}/") for name in names if "/" in name]
     segments = [f"{SEGMENTS_NAME}/{name}" for name in inside if name not in known]
+    cure = "they may be deleted"
+    if found.problems:
+        cure = "keep them until it is clear whether what the other problems name is in them"
     if segments:
         found.problems.append(
             f"{len(segments)} segments hold nothing that is in the index, such as {segments[0]!r}: "
-            "they were being written or removed when the process ended"
+            f"they were being written or removed when the process ended; {cure}"
         )
     if orphans:
         found.problems.append(
             f"{len(orphans)} trajectory files are not in the index, such as {orphans[0][0]!r}: "
-            "they were being written or removed when the process ended"
+            f"they were being written or removed when the process ended; {cure}"
         )
         last = max(number for _, number in orphans)
         found.contents.numbering = found.contents.numbering.not_before(Numbering(last + 1))

@@ -132,9 +132,9 @@ class Index:
             return held
         if self._stored is None or self._rows.row_of(trajectory_id) < 0:
             raise EvictedError(
-                f"trajectory {trajectory_id} is not in this buffer, but only those that were "
-                "neither evicted nor deleted can be read; sample with return_info=True for ids "
-                "that are there",
+                f"trajectory {trajectory_id} is not in this buffer, but only those are that were "
+                "neither evicted nor deleted; info.trajectory_ids of sample(..., return_info=True) "
+                "has such",
                 ids=(trajectory_id,),
             )
         return self._stored[trajectory_id]

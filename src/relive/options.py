@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from relive.errors import InvalidArgumentError
+from relive.errors import InvalidArgumentError, ReplayError
 
 __all__ = [
     "check_choice",
@@ -25,8 +26,26 @@ __all__ = [
     "checked_stream",
     "checked_time_limit",
     "is_count",
+    "naming_item",
     "nearest",
 ]
+
+
+@contextmanager
+def naming_item(name: str, place: int, num: int) -> Iterator[None]:
+    """Say of an error of a block which item of a list it is about, if there are others.
+
+    Args:
+        name: The argument that is the list.
+        place: Of the item, from 0.
+        num: How many there are.
+    """
+    try:
+        yield
+    except ReplayError as error:
+        if num > 1:
+            error.args = (f"{name}[{place}]: {error}",)
+        raise
 
 
 def is_count(number: Any, least: int = 1) -> bool:

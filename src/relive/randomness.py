@@ -39,7 +39,8 @@ def checked_seed(seed: Any) -> int:
         return secrets.randbits(32)
     if not is_count(seed, 0) or seed > _LARGEST_SEED:
         raise InvalidArgumentError(
-            f"seed is {seed!r}, but must be None or an integer from 0 to 2**64 - 1; leave it out"
+            f"seed is {seed!r}, but must be None or an integer from 0 to 2**64 - 1; give "
+            "one, or leave it out"
         )
     return int(seed)
 

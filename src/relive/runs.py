@@ -30,8 +30,17 @@ __all__ = [
 ]
 
 
-def check_leading_axes(name: str, shape: tuple[int, ...], num_steps: int, num_envs: int) -> None:
+def check_leading_axes(
+    name: str, shape: tuple[int, ...], num_steps: int, num_envs: int, *, told_by: str = ""
+) -> None:
     """Refuse a column whose first two axes are not those of its trajectory.
+
+    Args:
+        name: Of the column.
+        shape: Of the column.
+        num_steps: T of the trajectory.
+        num_envs: B of the trajectory.
+        told_by: The column that T and B are known from, for the error; "" when no single one.
 
     Raises:
         ColumnMismatchError: They are not `[T, B]`, nor `[any, B]` of a column that may have
@@ -41,9 +50,10 @@ def check_leading_axes(name: str, shape: tuple[int, ...], num_steps: int, num_en
     fits = len(shape) >= 2 and shape[1] == num_envs and (may_extend or shape[0] == num_steps)
     if not fits:
         rows = "T or T + E" if may_extend else "T"
+        source = f", as {told_by!r} says" if told_by else ""
         raise ColumnMismatchError(
             f"column {name!r} is {list(shape)}, but the trajectory is [T, B] = "
-            f"[{num_steps}, {num_envs}]; each column must be [{rows}, B, ...]",
+            f"[{num_steps}, {num_envs}]{source}; make each column [{rows}, B, ...]",
             column=name,
         )
 

@@ -137,10 +137,11 @@ def take_snapshot(trajectory: Trajectory) -> Snapshot:
                 "convert it, such as by np.array()",
                 column=name,
             )
-    shape = _find_shape(shapes)
+    told_by = _find_telling(shapes)
+    shape = shapes[told_by]
     num_steps, num_envs = shape[:2]
     for name, one in shapes.items():
-        check_leading_axes(name, one, num_steps, num_envs)
+        check_leading_axes(name, one, num_steps, num_envs, told_by=told_by)
     extendable = {name: shapes[name][0] for name in sorted(shapes.keys() & EXTENDABLE_FIELDS)}
     num_epochs = num_epochs_of(extendable, num_steps)
     columns: dict[str, Column] = {}
@@ -214,19 +215,23 @@ def _named_values(trajectory: Trajectory) -> dict[str, Any]:
     return flatten(tree)
 
 
-def _find_shape(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+def _find_telling(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return the column whose first two axes are taken for T and B."""
     observations = [name for name in shapes if name.startswith(("curr_obs/", "next_obs/"))]
     for name in (*SHAPE_FIELDS, *observations):
         if name not in shapes:
             continue
         shape = shapes[name]
-        if len(shape) < 2 or not shape[0] or not shape[1]:
+        if len(shape) < 2 or 0 in shape[:2]:
+            cure = "give one env an axis of its own, such as x[:, None]"
+            if 0 in shape[:2]:
+                cure = "leave a trajectory without rows out"
             raise ColumnMismatchError(
                 f"column {name!r} is {list(shape)}, but columns are [T, B, ...] with T and B at "
-                "least 1; give one env an axis of its own, such as x[:, None]",
+                f"least 1; {cure}",
                 column=name,
             )
-        return shape
+        return name
     raise ColumnMismatchError(
         "the trajectory has neither actions, rewards, prev_logprobs nor an observation, but one "
         "of them must tell T and B; set one"
@@ -248,8 +253,9 @@ def _text_column(name: str, value: Any, num_steps: int, num_envs: int) -> Column
             "convert it",
             column=name,
         )
+    kind = "a list"
     if isinstance(value, np.ndarray):
-        value = value.tolist()
+        kind, value = f"an array of {value.dtype}", value.tolist()
     per_env = all(isinstance(entry, str) for entry in value)
     rows = [value] if per_env else value
     if len(rows) != (1 if per_env else num_steps) or not all(
@@ -259,9 +265,9 @@ def _text_column(name: str, value: Any, num_steps: int, num_envs: int) -> Column
         for row in rows
     ):
         raise UnsupportedValueError(
-            f"column {name!r} is a list, but lists hold text: B = {num_envs} strings, or "
-            f"T = {num_steps} lists of B strings; make anything else a tensor [T, B, ...] (pad "
-            "what has no fixed length)",
+            f"column {name!r} is {kind} of other things, but such hold text: B = {num_envs} "
+            f"strings, or T = {num_steps} lists of B strings; make anything else a tensor "
+            "[T, B, ...] of numbers (pad what has no fixed length)",
             column=name,
         )
     codes_of: dict[str, int] = {}

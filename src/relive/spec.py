@@ -204,7 +204,7 @@ def admit(schema: Schema | None, declared: Columns, snapshot: Snapshot) -> tuple
     missing = [n for n in schema.columns if n not in found and n not in schema.defaults]
     extra = [] if schema.drop_others else [n for n in found if n not in schema.columns]
     different = {
-        name: f"{name} is {found[name]}, not {spec}"
+        name: f"{name} is {found[name]}, not {spec}{' as its default is' * (name in schema.unseen)}"
         for name, spec in schema.columns.items()
         if name in found and found[name] != spec
     }
@@ -239,7 +239,9 @@ def _cure(
     cures = []
     for name in different:
         wanted = schema.columns[name]
-        if name in found and found[name].row_shape == wanted.row_shape and wanted.dtype != TEXT:
+        if name in schema.unseen:
+            cures.append(f"give {name} a default that is such a row, in columns=")
+        elif name in found and found[name].row_shape == wanted.row_shape and wanted.dtype != TEXT:
             by_numpy = f".astype({wanted.dtype!r}) or " if has_numpy_type(wanted.dtype) else ""
             cures.append(f"convert {name} with {by_numpy}.to(torch.{wanted.dtype})")
         else:

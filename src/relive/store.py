@@ -23,6 +23,7 @@ from relive.leases import Lease, Retired
 from relive.limits import Limits
 from relive.listeners import Listeners
 from relive.numbering import Numbering
+from relive.options import naming_item
 from relive.record import Record
 from relive.snapshot import Snapshot
 from relive.spec import Columns, Schema, admit
@@ -111,11 +112,12 @@ class Store(StoreReader):
         with self._adding:
             self._check_changeable()
             schema, admitted = self.schema, []
-            for snapshot in snapshots:
-                schema, kept = admit(schema, self._declared, snapshot)
-                self._limits.check_one(kept.num_rows, kept.size_bytes)
-                if self.disk is not None:
-                    self.disk.formats.own.check(kept)
+            for place, snapshot in enumerate(snapshots):
+                with naming_item("trajectories", place, len(snapshots)):
+                    schema, kept = admit(schema, self._declared, snapshot)
+                    self._limits.check_one(kept.num_rows, kept.size_bytes)
+                    if self.disk is not None:
+                        self.disk.formats.own.check(kept)
                 admitted.append(kept)
             most = self._limits.max_pending_bytes
             if self.disk is not None and most is not None:

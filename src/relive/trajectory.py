@@ -6,6 +6,7 @@ Axes and terms (T, B, E, row, run) are those of docs/glossary.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +20,7 @@ __all__ = ["COLUMN_FIELDS", "Trajectory"]
 _Self = TypeVar("_Self", bound="Trajectory")
 
 
-@dataclass
+@dataclass(repr=False)  # which would be all values of all tensors
 class Trajectory:
     """One rollout of T chunk steps in B parallel envs, possibly over E rollout epochs.
 
@@ -79,12 +80,30 @@ class Trajectory:
                 )
             super().__setattr__(name, value)
 
+    def __repr__(self) -> str:
+        """Return what each field that is set is, with the shapes of columns in place of values."""
+        named = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        told = [
+            f"{name}={_shown(value)}"
+            for name, value in named.items()
+            if not (value is None or (isinstance(value, (int, str, Mapping)) and not value))
+        ]
+        return f"{type(self).__name__}({', '.join(told)})"
+
     def extract_interventions(self: _Self, mode: Mode = "any") -> list[_Self]:
         """Return the steps that a human corrected, one trajectory for each contiguous stretch.
 
         See `relive.interventions.extract_interventions`.
         """
         return extract_interventions(self, mode)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name!r}: {_shown(inner)}' for name, inner in value.items())}}}"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype} {list(value.shape)}"
+    return repr(value) if isinstance(value, (int, float, str)) else type(value).__name__
 
 
 COLUMN_FIELDS = tuple(spec.name for spec in fields(Trajectory) if spec.name not in FACT_FIELDS)

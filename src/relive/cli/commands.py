@@ -8,6 +8,7 @@ what it needs when it runs.
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -33,12 +34,17 @@ app.command()(convert)
 
 
 def main() -> None:
-    """Run the command line; errors of relive become one line, without a traceback."""
+    """Run the command line; errors and warnings become one line, without a traceback."""
+    warnings.showwarning = _show_warning  # type: ignore[assignment]  # its other arguments are not shown
     try:
         app()
     except ReplayError as error:
         print(f"relive: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    print(f"note: {message}", file=sys.stderr)
 
 
 def _show_version(is_asked: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from relive.cli.inside import naming_what_is_inside
 from relive.cli.programs import programs_folder
 
 __all__ = ["convert"]
@@ -32,13 +33,17 @@ def convert(
 
     console = Console()
     columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
+    again = (str(target), "--to", to)
+    with (
+        naming_what_is_inside(source, "convert", *again),
+        Progress(
+            *columns,
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        ) as bar,
+    ):
         task = bar.add_task("trajectories", total=None)
         num = relive.convert(
             source,

@@ -4,17 +4,13 @@
 from __future__ import annotations
 
 import datetime
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relive import files
-from relive.cli.programs import programs_folder
-from relive.errors import MissingFileError
-from relive.index_file import METADATA_NAME
+from relive.cli.inside import naming_what_is_inside
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["info"]
 
 _MOST_SHAPES = 5
-_MOST_STORES = 3
 
 
 def info(
@@ -37,11 +32,8 @@ def info(
 
     from relive.maintenance import summarize
 
-    try:
+    with naming_what_is_inside(folder, "info"):
         summary = summarize(folder)
-    except MissingFileError as error:
-        _say_what_is_inside(folder, error)
-        raise
     console = Console()
     console.print(_facts(summary))
     if summary.columns:
@@ -49,25 +41,6 @@ def info(
         console.print(_columns(summary))
     for problem in summary.problems:
         console.print(f"note: {problem}", style="yellow", markup=False)
-
-
-def _say_what_is_inside(folder: Path, error: MissingFileError) -> None:
-    """Name the stores in a folder that is none itself, such as that of the demo."""
-    from relive.maintenance import find_stores
-
-    if error.path != str(files.real_path(folder) / METADATA_NAME):
-        return  # it is one, or a parent of ranks, and lacks something else
-    inside = find_stores(folder, at_most=_MOST_STORES + 1)
-    if not inside:
-        return
-    command = f"{programs_folder()}relive info"
-    calls = [f"`{command} {shlex.quote(str(path))}`" for path in inside[:_MOST_STORES]]
-    more = ", among others" if len(inside) > _MOST_STORES else ""
-    raise MissingFileError(
-        f"{str(folder)!r} is neither a store nor a checkpoint, but holds some; "
-        f"run {' or '.join(calls)}{more}",
-        path=str(folder),
-    ) from error
 
 
 def _facts(summary: Summary) -> Table:

@@ -80,6 +80,7 @@ class Assembly:
             UnsupportedValueError: It cannot be stored; nothing has changed.
             LimitExceededError: It would open one trajectory too many; nothing has changed.
         """
+        self._plan.check_moment(part)  # late ones too: no trajectory has such a part
         group = self._groups.get(part.group)
         if group is not None and self._is_past(part, group):
             return []

@@ -69,8 +69,8 @@ class RolloutPlan:
         """Tell chunk steps from the first flags and the bootstrap value of an epoch."""
         return 0 <= step < self.steps_per_epoch
 
-    def check(self, part: TrajectoryPart, names: Iterable[str]) -> None:
-        """Check that a part with these columns has a place in a trajectory.
+    def check_moment(self, part: TrajectoryPart) -> None:
+        """Check that a trajectory has the epoch and the step of a part.
 
         Raises:
             PartMismatchError: It has not.
@@ -88,6 +88,13 @@ class RolloutPlan:
                 f"{'one' if self.bootstrap_values else 'no'} bootstrap value; "
                 "see steps_per_epoch and bootstrap_values",
             )
+
+    def check_columns(self, part: TrajectoryPart, names: Iterable[str]) -> None:
+        """Check that the step of a part has columns of these names.
+
+        Raises:
+            PartMismatchError: It has not.
+        """
         for name in names:
             if not self._has_column(part.step, name):
                 raise mismatch(

@@ -109,7 +109,7 @@ class Rollout:
                 the first complete one.
         """
         moment = (part.epoch, part.step)
-        self._plan.check(part, incoming)
+        self._plan.check_columns(part, incoming)
         new = {
             name: column for name, column in incoming.items() if self._is_new(part, name, column)
         }

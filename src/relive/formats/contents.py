@@ -26,6 +26,7 @@ from relive.errors import (
 from relive.fields import TREE_FIELDS
 from relive.formats.foreign import trajectory_of
 from relive.formats.tensorpickle import StoredTensor
+from relive.importing import importing
 from relive.record import Record
 from relive.snapshot import Column, SideValue, Snapshot, restore
 from relive.tensors import copy_in, is_tensor, wrap_out
@@ -49,7 +50,8 @@ def import_torch(format_name: str) -> None:
         MissingPackageError: It is not installed.
     """
     try:
-        importlib.import_module("torch")
+        with importing.lock:
+            importlib.import_module("torch")
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise  # it is there, and lacks something itself
