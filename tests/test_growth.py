@@ -194,6 +194,8 @@ class TestWork:
                 while buffer.trajectory_counter < num - last:
                     add(buffer, 1)
                 buffer.flush()
+                assert buffer._store.disk is not None
+                buffer._store.disk.sync_now()  # else the time may come for all those before
                 written.clear()
                 tracemalloc.start()
                 try:
