@@ -203,6 +203,11 @@ class TestOwners:
         starters = {"Thread", "Timer", "ThreadPoolExecutor", "ProcessPoolExecutor", "Process"}
         assert not _calls(starters, THREAD_OWNERS)
 
+    def test_nothing_has_a_lock_that_no_fork_waits_for(self) -> None:
+        """Before Python 3.12 `cached_property` does, and a child would wait for it for ever."""
+        users = [m for m in MODULES if "import cached_property" in MODULES[m].read_text("utf-8")]
+        assert not users
+
     def test_only_files_touches_the_disk(self) -> None:
         modules = {"shutil", "tempfile", "fcntl"}
         wrong = [

@@ -88,7 +88,7 @@ class TestInterrupts:
 
 
 HANDLER = """
-import os, signal, sys, threading
+import os, signal, sys, threading, time
 from relive import TrajectoryReplayBuffer
 from relive.errors import TimeLimitError
 from relive.samplers import Uniform
@@ -131,6 +131,32 @@ class TestHandlers:
             "check_rows(buffer.sample(3))\n"
             "if not child:\n"
             "    buffer.close()\n"
+            "    os._exit(0)\n"
+            "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        )
+        assert printed.split() == ["0"]
+
+    def test_a_child_that_one_forked_goes_on_with_waiting_for_a_lock(self) -> None:
+        """The lock is one of the parent's, and another thread had it."""
+        printed = run_program(
+            HANDLER + "Uniform.draw = plain\n"
+            "child = None\n"
+            "def handle(*_):\n"
+            "    global child\n"
+            "    child = os.fork()\n"
+            "    signal.alarm(30)  # the child has none of its parent's\n"
+            "def hold():\n"
+            "    with buffer._store.lock:\n"
+            "        is_held.set()\n"
+            "        time.sleep(0.2)  # the sample waits by now\n"
+            "        os.kill(os.getpid(), signal.SIGUSR1)\n"
+            "        time.sleep(0.2)  # and its thread is about to fork\n"
+            "is_held = threading.Event()\n"
+            "signal.signal(signal.SIGUSR1, handle)\n"
+            "threading.Thread(target=hold).start()\n"
+            "assert is_held.wait(30)\n"
+            "check_rows(buffer.sample(3))\n"
+            "if not child:\n"
             "    os._exit(0)\n"
             "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
         )

@@ -136,7 +136,11 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    torn = _held.forks.pop().torn
+    fork = _held.forks.pop()
+    torn = fork.torn
+    # a signal's handler may have forked while its thread waited for one of these, and waits still
+    for lock in reversed(fork.locks):
+        lock.release()
     _open.clear()
     for forkable in _watched():
         forkable.after_fork(is_whole=all(forkable is not one for one in torn))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 from urllib.parse import quote
 
@@ -127,6 +126,9 @@ class SegmentSpec:
     """Bytes of one record, a multiple of 8."""
     by_name: Mapping[str, Field] = field(init=False, repr=False, compare=False)
     """Each column by its full name."""
+    _record_dtype: np.dtype[np.void] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         """Look columns up by name."""
@@ -181,9 +183,17 @@ class SegmentSpec:
         """Full names of the text columns, whose codes are those of the segment."""
         return [one.name for one in self.fields if one.dtype == TEXT]
 
-    @cached_property
+    @property
     def record_dtype(self) -> np.dtype[np.void]:
         """One record; a field for each column of its name, as one item, and for each group."""
+        # no cached_property: before Python 3.12 it has a lock, for which a forked child would
+        # wait for ever when another thread of the parent has it
+        if self._record_dtype is None:
+            object.__setattr__(self, "_record_dtype", self._make_record_dtype())
+        assert self._record_dtype is not None, "just made"
+        return self._record_dtype
+
+    def _make_record_dtype(self) -> np.dtype[np.void]:
         inside = [one for one in self.fields if one.row_bytes]
         return np.dtype(
             {
